@@ -1,0 +1,3 @@
+.PHONY: up test check figures clean
+PYTHON ?= python3
+VENV := .venv

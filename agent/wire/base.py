@@ -1,0 +1,42 @@
+"""What every message shares, and the constants of the protocol."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+PROTOCOL_VERSIONS: tuple[int, ...] = (1,)
+"""Protocol versions that this code speaks, best last. Two sides need one in common, else the node is Incompatible."""
+
+API_PREFIX = "/agent/v1"
+
+EPOCH_HEADER = "Mirbad-Epoch"
+INSTANCE_HEADER = "Mirbad-Instance"
+OPERATION_HEADER = "Mirbad-Operation"
+MODEL_HEADER = "Mirbad-Model"
+GENERATION_HEADER = "Mirbad-Generation"
+
+NODE_NAME_SUFFIX = "node.mirbad.internal"
+"""An agent's certificate carries ``<uid>.node.mirbad.internal``; that name is checked, never the address."""
+
+JSON_BODY_LIMIT = 1024 * 1024
+"""Bytes of a JSON body that the agent reads on its control routes; relayed bodies are streamed and not counted here."""
+
+Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class WireModel(BaseModel):
+    """A frozen message. Unknown fields are ignored when read (an older side meets a newer one), never sent."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+    )
+
+    def to_wire(self) -> dict[str, Any]:
+        """The message as JSON values, in camelCase."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def node_server_name(uid: str) -> str:
+    """The DNS name in the certificate of the node with `uid`."""
+    return f"{uid}.{NODE_NAME_SUFFIX}"

@@ -1,0 +1,117 @@
+"""What a node is and can do: ``info``, ``capabilities``."""
+
+from enum import StrEnum
+from typing import Literal
+
+from agent.wire.base import WireModel
+from agent.wire.fence import Claim
+
+
+class Runtime(StrEnum):
+    """The engines an agent can run."""
+
+    VLLM = "vllm"
+    LLAMA_CPP = "llama.cpp"
+    SIM = "sim"
+
+
+class Delivery(StrEnum):
+    """How an engine is run."""
+
+    CONTAINER = "container"
+    PROCESS = "process"
+
+
+class MemoryModel(StrEnum):
+    """Whether GPUs have memory of their own."""
+
+    UNIFIED = "unified"
+    DISCRETE = "discrete"
+
+
+class Feature(StrEnum):
+    """Feature flags beyond the base of protocol 1."""
+
+    GPUS_UUIDS = "gpus.uuids"
+    ADMISSION_DISCRETE = "admission.discrete"
+    LAUNCH_ENV = "launch.env"
+    IMAGES_DIGEST_PINNED = "images.digest-pinned"
+    DELIVERY_PROCESS = "delivery.process"
+    DELIVERY_CONTAINER = "delivery.container"
+    FOLDERS = "folders"
+
+
+class AgentInfo(WireModel):
+    """``GET /agent/v1/info``: all that a node tells before it is approved."""
+
+    node_id: str
+    node_uid: str
+    agent_version: str
+    protocol_versions: tuple[int, ...]
+    boot_id: str
+    held_claim: Claim | None
+    machine_id_hash: str
+    cert_not_after: str
+    spki_sha256: str
+    trust_bundle_hash: str
+
+
+class GpuCapability(WireModel):
+    """One GPU. None is unknown; a field that cannot be read never drops the card."""
+
+    uuid: str
+    index: int | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+    shares_host_memory: bool | None = None
+    compute_capability: str | None = None
+    driver_version: str | None = None
+    problem: str | None = None
+
+
+class RuntimeCapability(WireModel):
+    """Whether one runtime can be delivered in one way, and if not, why in words."""
+
+    runtime: Runtime
+    delivery: Delivery
+    available: bool
+    version: str | None = None
+    problem: str | None = None
+
+
+class FolderFile(WireModel):
+    """One file of a model folder; `path` is relative to the folder."""
+
+    path: str
+    size_bytes: int
+
+
+class ModelFolder(WireModel):
+    """One folder under the node's models root. `total_bytes` counts what is listed."""
+
+    name: str
+    files: tuple[FolderFile, ...] = ()
+    total_bytes: int = 0
+    truncated: bool = False
+
+
+class Capabilities(WireModel):
+    """``GET /agent/v1/capabilities``."""
+
+    os: str
+    arch: str
+    hostname: str
+    cpu_count: int
+    memory_bytes: int
+    memory_model: MemoryModel
+    memory_model_reason: str
+    gpus: tuple[GpuCapability, ...]
+    gpu_problem: str | None = None
+    runtimes: tuple[RuntimeCapability, ...]
+    features: tuple[Feature, ...]
+    folders: tuple[ModelFolder, ...]
+    models_root: str
+    allow_tag_pulls: bool
+    approved_images: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    health: Literal["ok", "degraded"] = "ok"

@@ -1,0 +1,60 @@
+"""The messages of the enroll listener (``POST /enroll``, ``POST /enroll/rekey``)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agent.wire.base import WireModel
+
+
+class GpuSummary(WireModel):
+    """What a pending node says of one of its GPUs, for the person who approves it."""
+
+    uuid: str = Field(max_length=80)
+    name: str = Field(max_length=120)
+    memory_bytes: int | None = Field(default=None, ge=0)
+
+
+class MachineSummary(WireModel):
+    """What a pending node says of itself. Shown, never trusted."""
+
+    os: str = Field(default="", max_length=120)
+    arch: str = Field(default="", max_length=40)
+    hostname: str = Field(default="", max_length=255)
+    agent_version: str = Field(default="", max_length=40)
+    gpus: tuple[GpuSummary, ...] = Field(default=(), max_length=64)
+
+
+class EnrollRequest(WireModel):
+    """A node asks to join. `node_uid` is set for a rekey only. `address` is where the master should dial the agent."""
+
+    node_id: str = Field(max_length=64)
+    token: str = Field(max_length=200)
+    csr_pem: str = Field(max_length=16_384)
+    node_uid: str | None = Field(default=None, max_length=64)
+    address: str | None = Field(default=None, max_length=255)
+    port: Annotated[int, Field(ge=1, le=65535)] = 9443
+    machine: MachineSummary = MachineSummary()
+
+
+class MasterSpki(WireModel):
+    """The SPKI SHA-256 (lower hex) of the master's client key that the agent must pin."""
+
+    current: str
+    next: str | None = None
+
+
+class EnrollAnswer(WireModel):
+    """What a node that enrolled receives. `chain` is its own certificate first; all PEM."""
+
+    node_uid: str
+    chain: tuple[str, ...]
+    ca_bundle: tuple[str, ...]
+    master_spki: MasterSpki
+
+
+class EnrollRefusal(WireModel):
+    """The one answer for every refusal, so that nothing can be learnt from it."""
+
+    code: Literal["enrollment_refused", "rate_limited", "invalid_request", "not_found", "payload_too_large"]
+    detail: str

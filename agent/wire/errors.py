@@ -1,0 +1,62 @@
+"""Refusals of the agent: codes, their HTTP status, and the body that carries them."""
+
+from enum import StrEnum
+from typing import Any
+
+from agent.wire.base import WireModel
+
+
+class AgentCode(StrEnum):
+    """Why the agent refuses. The value is on the wire."""
+
+    INVALID_REQUEST = "invalid_request"
+    NOT_FOUND = "not_found"
+    STALE_MASTER = "stale_master"
+    COMPETING_MASTER = "competing_master"
+    NOT_APPROVED = "not_approved"
+    INSTANCE_EXISTS = "instance_exists"
+    GENERATION_MISMATCH = "generation_mismatch"
+    NOT_READY = "not_ready"
+    SPEC_REJECTED = "spec_rejected"
+    RUNTIME_UNAVAILABLE = "runtime_unavailable"
+    SOURCE_MISSING = "source_missing"
+    PORT_UNAVAILABLE = "port_unavailable"
+    START_CONFLICT = "start_conflict"
+    ADMISSION_REFUSED = "admission_refused"
+    GPU_MISSING = "gpu_missing"
+    DELIVERY_FAILED = "delivery_failed"
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    INTERNAL = "internal"
+
+
+HTTP_STATUS: dict[AgentCode, int] = {
+    AgentCode.INVALID_REQUEST: 400,
+    AgentCode.NOT_FOUND: 404,
+    AgentCode.STALE_MASTER: 409,
+    AgentCode.COMPETING_MASTER: 409,
+    AgentCode.NOT_APPROVED: 403,
+    AgentCode.INSTANCE_EXISTS: 409,
+    AgentCode.GENERATION_MISMATCH: 409,
+    AgentCode.NOT_READY: 503,
+    AgentCode.SPEC_REJECTED: 422,
+    AgentCode.RUNTIME_UNAVAILABLE: 422,
+    AgentCode.SOURCE_MISSING: 422,
+    AgentCode.PORT_UNAVAILABLE: 409,
+    AgentCode.START_CONFLICT: 409,
+    AgentCode.ADMISSION_REFUSED: 409,
+    AgentCode.GPU_MISSING: 422,
+    AgentCode.DELIVERY_FAILED: 502,
+    AgentCode.ENGINE_UNREACHABLE: 502,
+    AgentCode.PAYLOAD_TOO_LARGE: 413,
+    AgentCode.INTERNAL: 500,
+}
+"""The status of each code. A refusal with 4xx stands until something changes; 5xx may be tried again."""
+
+
+class Refusal(WireModel):
+    """The body of every answer that is not 2xx on a control route."""
+
+    code: AgentCode
+    detail: str
+    fields: dict[str, Any] = {}

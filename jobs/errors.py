@@ -1,0 +1,28 @@
+"""Errors of the jobs app.
+
+    MirbadError
+    ├── LeaseLost                    internal: another worker has the operation
+    └── StepFailed                   internal: a step ends the operation, or is to be tried again
+"""
+
+from collections.abc import Sequence
+
+from mirbad.kernel.errors import MirbadError
+
+
+class LeaseLost(MirbadError):
+    """The fence of this step no longer stands; whatever it knows must not be written."""
+
+    code = "lease_lost"
+
+
+class StepFailed(MirbadError):
+    """A step failed. `final` ends the operation; otherwise it is tried again later. `lines` are the engine's last words."""
+
+    code = "step_failed"
+
+    def __init__(self, code: str, detail: str, *, final: bool, lines: Sequence[str] = ()) -> None:
+        super().__init__(detail)
+        self.step_code = code
+        self.final = final
+        self.lines = tuple(lines)

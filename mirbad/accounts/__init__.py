@@ -1,0 +1,1 @@
+"""People and programs that administer Mirbad: roles, log-in, admin API tokens."""

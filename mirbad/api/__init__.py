@@ -1,0 +1,1 @@
+"""What the surfaces share: problem+json, parsing, pagination and health of the admin API."""

@@ -1,0 +1,14 @@
+"""The only reader of time in the master."""
+
+import time
+from datetime import UTC, datetime
+
+
+def now() -> datetime:
+    """The present moment, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+def monotonic() -> float:
+    """Seconds of a clock that never goes back; for durations inside one process only."""
+    return time.monotonic()

@@ -1,0 +1,135 @@
+"""The one typed settings model of the master. Every value comes from the environment; see docs/operations.md.
+
+Each secret may also be given as a file (``MIRBAD_SECRET_KEY_FILE``). An unknown ``MIRBAD_*`` name or a bad value
+stops the start with a sentence that names the variable.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from mirbad.kernel.ids import is_node_id
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECRETS = ("admin_password", "secret_key", "database_url", "redis_url")
+# Read by the agent or by another tool, not by the master; present in the environment without being a mistake.
+_FOREIGN = frozenset({"MIRBAD_JOIN_TOKEN", "MIRBAD_ENROLL_CA_HASH"})
+_FOREIGN_PREFIXES = ("MIRBAD_TEST_", "MIRBAD_AGENT_BUNDLE_", "MIRBAD_INTERNAL_")
+
+
+class BadSettings(Exception):
+    """The environment holds a value that cannot be used; the text says which and what to change."""
+
+
+def parse_duration(value: object) -> object:
+    """``30s``, ``10m``, ``24h``, ``1h30m`` as a timedelta; anything else is left to the model to refuse."""
+    if isinstance(value, str) and value.strip():
+        text = value.strip()
+        parts = _DURATION.findall(text)
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+        raise ValueError("give a duration such as 30s, 10m or 24h")
+    return value
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseModel):
+    """Everything an operator may set. Field ``x_y`` is read from ``MIRBAD_X_Y`` (but ``DATABASE_URL`` as it is)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    data: Path = Path("data")
+    bind: str = "127.0.0.1"
+    port: Port = 8080
+    enroll_port: Port = 8443
+    agent_port: Port = 9443
+    hosts: Names = ()
+    trusted_proxies: Names = ()
+    admin_password: Annotated[str | None, Field(repr=False)] = None
+    secret_key: Annotated[str, Field(repr=False)] = ""
+    database_url: Annotated[str, Field(repr=False)] = ""
+    redis_url: Annotated[str, Field(repr=False)] = ""
+    starter_model: Literal["smollm2-135m", "none"] = "smollm2-135m"
+    bootstrap_node: Annotated[str, Field(min_length=1)] = "local"
+    enroll_url: str = ""
+    default_join_token_lifetime: Duration = timedelta(hours=1)
+    join_token_retention: Duration = timedelta(days=30)
+    enroll_rate_per_minute: Annotated[int, Field(ge=1)] = 5
+    enroll_global_rate_per_minute: Annotated[int, Field(ge=1)] = 120
+    engine_image: str = ""
+    v1_max_body: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    v1_max_inflight: Annotated[int, Field(ge=1)] = 512
+    operation_lease: Duration = timedelta(seconds=30)
+    launch_timeout: Duration = timedelta(minutes=30)
+    stop_timeout: Duration = timedelta(minutes=2)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    debug: bool = False
+
+    @property
+    def secrets_dir(self) -> Path:
+        """Where the master keeps secrets as files, mode 0700."""
+        return self.data / "secrets"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Where each process writes its rotated log."""
+        return self.data / "logs"
+
+
+def _variable(field: str) -> str:
+    return "DATABASE_URL" if field == "database_url" else f"MIRBAD_{field.upper()}"
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings that `environ` states. Raises BadSettings with one line per thing to change."""
+    values: dict[str, Any] = {}
+    known = {_variable(field): field for field in Settings.model_fields}
+    problems: list[str] = []
+    for name, text in environ.items():
+        if name in known:
+            values[known[name]] = text
+        elif name.startswith("MIRBAD_") and name.endswith("_FILE") and known.get(name[:-5]) in _SECRETS:
+            field = known[name[:-5]]
+            try:
+                values.setdefault(field, Path(text).read_text().strip())
+            except OSError as error:
+                problems.append(f"{name}: the file cannot be read ({error.strerror})")
+        elif name.startswith("MIRBAD_") and name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES):
+            problems.append(f"{name} is not a setting of Mirbad; check its spelling in docs/operations.md")
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            problems.append(f"{_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}")
+        raise BadSettings("\n".join(problems)) from None
+    if not is_node_id(settings.bootstrap_node):
+        problems.append("MIRBAD_BOOTSTRAP_NODE: give 1-40 lower-case letters, digits or hyphens")
+    if problems:
+        raise BadSettings("\n".join(problems))
+    stored = settings.data / "secrets" / "secret-key"
+    if not settings.secret_key and stored.is_file():
+        settings = settings.model_copy(update={"secret_key": stored.read_text().strip()})
+    return settings.model_copy(update={"data": settings.data.absolute()})
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once. Raises BadSettings."""
+    return read_settings(os.environ)

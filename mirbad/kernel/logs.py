@@ -1,0 +1,83 @@
+"""Logging of the master's processes: one rotated JSON-lines file a process, a readable console, secrets taken out."""
+
+import logging
+import logging.handlers
+import sys
+from typing import Any
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+from mirbad.kernel.conf import settings
+from mirbad.kernel.redact import redact
+
+_FILE_BYTES = 16 * 1024 * 1024
+_FILES_KEPT = 5
+
+
+class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
+    """Renders a record, then takes secrets out of the finished line: tracebacks and arguments included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def _shared() -> list[Any]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+
+
+def _drop_color_message(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    # uvicorn logs its lines twice, once with colours
+    event.pop("color_message", None)
+    return event
+
+
+def configure(process: str) -> None:
+    """Log to ``MIRBAD_DATA/logs/<process>.log`` (rotated) and, in words, to the standard error stream."""
+    level = settings().log_level.upper()
+    structlog.configure(
+        processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    console = logging.StreamHandler(sys.stderr)
+    console.setFormatter(
+        _RedactingFormatter(
+            foreign_pre_chain=_shared(),
+            processors=[
+                _drop_color_message,
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.dev.ConsoleRenderer(colors=False),
+            ],
+        )
+    )
+    handlers: list[logging.Handler] = [console]
+    directory = settings().logs_dir
+    if directory.is_dir():
+        file = logging.handlers.RotatingFileHandler(
+            directory / f"{process}.log", maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT, delay=True
+        )
+        file.setFormatter(
+            _RedactingFormatter(
+                foreign_pre_chain=_shared(),
+                processors=[
+                    _drop_color_message,
+                    structlog.processors.format_exc_info,
+                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                    structlog.processors.JSONRenderer(),
+                ],
+            )
+        )
+        handlers.append(file)
+    root = logging.getLogger()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(True)
+    for noisy in ("asyncio", "aiohttp.access", "urllib3", "docker", "celery.app.trace", "kombu"):
+        logging.getLogger(noisy).setLevel(max(logging.getLevelName(level), logging.WARNING))

@@ -1,0 +1,1 @@
+"""What the surfaces share: typed background tasks, enqueued on commit, and process heartbeats."""

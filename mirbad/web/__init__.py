@@ -1,0 +1,1 @@
+"""What every page shares: shell, page-or-fragment, content security policy."""

@@ -1,0 +1,62 @@
+"""Errors of the models app.
+
+    MirbadError
+    ├── InvalidRequest
+    │   ├── PlacementInvalid         400 placement_invalid (problems)
+    │   ├── PlacementRequired        400 placement_required
+    │   ├── UseMove                  400 use_move
+    │   └── UseUnplace               400 use_unplace
+    └── Conflict
+        ├── ModelBusy                409 model_busy
+        ├── ModelPlaced              409 invalid_state
+        ├── PlacementChanged         409 placement_changed
+        └── NameTaken                409 name_taken
+"""
+
+from mirbad.kernel.errors import Conflict, InvalidRequest
+
+
+class PlacementInvalid(InvalidRequest):
+    """The placement breaks rules; `problems` lists each with its code."""
+
+    code = "placement_invalid"
+
+
+class PlacementRequired(InvalidRequest):
+    """With two or more fleet members a new model needs a node."""
+
+    code = "placement_required"
+
+
+class UseMove(InvalidRequest):
+    """An edit names another node; that is a move."""
+
+    code = "use_move"
+
+
+class UseUnplace(InvalidRequest):
+    """An edit clears the node; that is an unplace."""
+
+    code = "use_unplace"
+
+
+class ModelBusy(Conflict):
+    """Something holds the model."""
+
+    code = "model_busy"
+
+
+class ModelPlaced(Conflict):
+    """The model still runs or stands on a node."""
+
+
+class PlacementChanged(Conflict):
+    """The placement changed since it was read."""
+
+    code = "placement_changed"
+
+
+class NameTaken(Conflict):
+    """The id or a served name belongs to another model."""
+
+    code = "name_taken"

@@ -1,0 +1,9 @@
+"""Rows of the models app, one module per noun."""
+
+from models_app.models.definition import ModelDefinition, ModelSource
+from models_app.models.hold import Hold
+from models_app.models.key import ApiKey
+from models_app.models.placement import Placement
+from models_app.models.routing import RoutingVersion
+
+__all__ = ["ApiKey", "Hold", "ModelDefinition", "ModelSource", "Placement", "RoutingVersion"]

@@ -1,0 +1,77 @@
+"""What a model is: its weights, its engine, and how it is to be run."""
+
+from django.db import models
+
+RUNTIMES = [(r, r) for r in ("vllm", "llama.cpp", "sim")]
+DELIVERIES = [(d, d) for d in ("container", "process")]
+
+
+class ModelDefinition(models.Model):
+    """A model as an operator defines it. `served_names` are the names of ``/v1``; empty means the id alone.
+
+    `env` is plain; the values of `secret_env_names` are sealed together in `secret_env_sealed` and never shown.
+    """
+
+    id = models.CharField(primary_key=True, max_length=64)
+    display_name = models.CharField(max_length=100, blank=True, default="")
+    runtime = models.CharField(max_length=12, choices=RUNTIMES)
+    delivery = models.CharField(max_length=12, choices=DELIVERIES)
+    image = models.CharField(max_length=255, blank=True, default="")
+    image_digest = models.CharField(max_length=80, blank=True, default="")
+    served_names = models.JSONField(default=list, blank=True)
+    args = models.JSONField(default=list, blank=True)
+    env = models.JSONField(default=dict, blank=True)
+    secret_env_names = models.JSONField(default=list, blank=True)
+    secret_env_sealed = models.BinaryField(null=True, blank=True)
+    context_length = models.PositiveIntegerField(null=True, blank=True)
+    gpu_memory_budget_bytes = models.BigIntegerField(null=True, blank=True)
+    host_memory_budget_bytes = models.BigIntegerField(null=True, blank=True)
+    start_timeout_seconds = models.PositiveIntegerField(default=1800)
+    first_byte_timeout_seconds = models.PositiveIntegerField(default=300)
+    idle_timeout_seconds = models.PositiveIntegerField(default=300)
+    wait_when_starting_seconds = models.PositiveIntegerField(default=0)
+    tags = models.JSONField(default=list, blank=True)
+    auto_start = models.BooleanField(default=False)
+    keep_serving = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("id",)
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def name(self) -> str:
+        """What pages call the model."""
+        return self.display_name or self.id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which ``/v1`` serves it; the first is the main one."""
+        return tuple(self.served_names) or (self.id,)
+
+
+class ModelSource(models.Model):
+    """Where the weights come from. `folder` is a folder under a node's models root, `file` a GGUF in it.
+
+    `huggingface` sources keep repository and revision; their download comes with the placement work.
+    """
+
+    FOLDER = "folder"
+    HUGGING_FACE = "huggingface"
+
+    model = models.ForeignKey(ModelDefinition, on_delete=models.CASCADE, related_name="sources")
+    kind = models.CharField(max_length=12, choices=[(k, k) for k in (FOLDER, HUGGING_FACE)], default=FOLDER)
+    folder = models.CharField(max_length=255, blank=True, default="")
+    file = models.CharField(max_length=512, blank=True, default="")
+    repository = models.CharField(max_length=255, blank=True, default="")
+    revision = models.CharField(max_length=80, blank=True, default="")
+    position = models.PositiveSmallIntegerField(default=0)
+
+    class Meta:
+        ordering = ("model", "position")
+
+    def __str__(self) -> str:
+        return self.folder or self.repository

@@ -1,0 +1,1 @@
+"""Machines: who they are, whether we may talk to them, and what they say of themselves."""

@@ -1,0 +1,102 @@
+"""Errors of the nodes app.
+
+    MirbadError
+    ├── Conflict
+    │   ├── NodeRevoked              409 node_revoked
+    │   ├── NodeDraining             409 node_draining
+    │   ├── ConfirmationRequired     409 confirmation_required
+    │   └── PinChanged               409 invalid_state (enrolled again with another key)
+    ├── Unavailable
+    │   ├── NodeOffline              503 node_offline
+    │   ├── NodeIncompatible         503 node_incompatible
+    │   └── NodePendingTakeover      503 node_pending_takeover
+    ├── MasterFenced                 409 master_fenced
+    ├── ReauthenticationFailed       403 reauthentication_failed
+    ├── EnrollmentRefused            403 enrollment_refused
+    ├── RateLimited                  429 rate_limited
+    └── AgentRefused                 what the agent said: its code and status
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mirbad.kernel.errors import Conflict, MirbadError, Unavailable
+
+
+class NodeRevoked(Conflict):
+    """The node is revoked; its id and key never come back."""
+
+    code = "node_revoked"
+
+
+class NodeDraining(Conflict):
+    """The node takes no new work."""
+
+    code = "node_draining"
+
+
+class ConfirmationRequired(Conflict):
+    """What was typed to confirm does not match."""
+
+    code = "confirmation_required"
+
+
+class PinChanged(Conflict):
+    """The node enrolled again with another key since the operator looked."""
+
+
+class NodeOffline(Unavailable):
+    """The node cannot be reached now."""
+
+    code = "node_offline"
+
+
+class NodeIncompatible(Unavailable):
+    """Master and agent have no protocol in common, or the agent is another node than the one expected."""
+
+    code = "node_incompatible"
+
+
+class NodePendingTakeover(Unavailable):
+    """The node obeys another claim; a takeover or continuation is needed."""
+
+    code = "node_pending_takeover"
+
+
+class MasterFenced(Conflict):
+    """An agent refused this master's claim; it commands nothing until a takeover."""
+
+    code = "master_fenced"
+
+
+class ReauthenticationFailed(MirbadError):
+    """The action needs a signed-in session, or admin log-in is disabled."""
+
+    code = "reauthentication_failed"
+    http_status = 403
+
+
+class EnrollmentRefused(MirbadError):
+    """The one answer of the enroll listener to every wrong token, id, purpose or key."""
+
+    code = "enrollment_refused"
+    http_status = 403
+
+
+class RateLimited(MirbadError):
+    """Too many tries."""
+
+    code = "rate_limited"
+    http_status = 429
+
+
+class AgentRefused(MirbadError):
+    """The agent answered with a refusal. `agent_code` is its `agent.wire.errors.AgentCode` value."""
+
+    code = "agent_refused"
+    http_status = 502
+
+    def __init__(self, agent_code: str, status: int, detail: str, fields: Mapping[str, Any] | None = None) -> None:
+        super().__init__(detail, fields=fields)
+        self.agent_code = agent_code
+        self.agent_status = status

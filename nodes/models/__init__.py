@@ -1,0 +1,20 @@
+"""Rows of the nodes app, one module per noun."""
+
+from nodes.models.authority import Authority, MasterIdentity
+from nodes.models.lease import Lease
+from nodes.models.node import Gpu, Node, NodeCondition
+from nodes.models.pin import NodePin, RevokedKey
+from nodes.models.token import JoinToken, TokenAttempt
+
+__all__ = [
+    "Authority",
+    "Gpu",
+    "JoinToken",
+    "Lease",
+    "MasterIdentity",
+    "Node",
+    "NodeCondition",
+    "NodePin",
+    "RevokedKey",
+    "TokenAttempt",
+]

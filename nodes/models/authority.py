@@ -1,0 +1,47 @@
+"""The master's certificate authority and the identity under which it commands agents."""
+
+from django.db import models
+
+
+class Authority(models.Model):
+    """A CA certificate and its sealed key. Slots: current; next and previous during a rotation."""
+
+    CURRENT = "current"
+    NEXT = "next"
+    PREVIOUS = "previous"
+
+    slot = models.CharField(max_length=10, unique=True, choices=[(s, s) for s in (CURRENT, NEXT, PREVIOUS)])
+    cert_pem = models.TextField()
+    key_sealed = models.BinaryField(null=True)
+    sha256 = models.CharField(max_length=64, help_text="SHA-256 of the certificate's DER, lower hex.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        verbose_name_plural = "authorities"
+
+    def __str__(self) -> str:
+        return f"{self.slot} CA"
+
+
+class MasterIdentity(models.Model):
+    """One row: epoch and instance id of this master, its client key for agents, its certificate for the enroll listener."""
+
+    singleton = models.BooleanField(default=True, unique=True)
+    epoch = models.BigIntegerField(default=1)
+    instance_id = models.CharField(max_length=64)
+    bound_to = models.CharField(max_length=64, help_text="Digest of machine id and data folder (a copy must not pass).")
+    client_cert_pem = models.TextField()
+    client_key_sealed = models.BinaryField()
+    client_spki = models.CharField(max_length=64)
+    next_spki = models.CharField(max_length=64, blank=True, default="")
+    enroll_cert_pem = models.TextField()
+    enroll_key_sealed = models.BinaryField()
+    fenced_reason = models.CharField(max_length=300, blank=True, default="")
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        verbose_name_plural = "master identity"
+        constraints = [models.CheckConstraint(condition=models.Q(singleton=True), name="one_master_identity")]
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}"
