@@ -1,8 +1,8 @@
 """Errors of the jobs app.
 
-    MirbadError
-    ├── LeaseLost                    internal: another worker has the operation
-    └── StepFailed                   internal: a step ends the operation, or is to be tried again
+MirbadError
+├── LeaseLost                    internal: another worker has the operation
+└── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class LeaseLost(MirbadError):
 
 
 class StepFailed(MirbadError):
-    """A step failed. `final` ends the operation; otherwise it is tried again later. `lines` are the engine's last words."""
+    """A step failed. `final` ends the operation; otherwise it is tried again. `lines` are the engine's last words."""
 
     code = "step_failed"
 

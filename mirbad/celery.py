@@ -2,6 +2,4 @@
 
 import os
 
-from celery import Celery
-
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")

@@ -11,7 +11,7 @@ from mirbad.kernel.conf import settings as read
 _SETTINGS = read()
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# A process that does not serve (a check, a schema dump) may run before `make up` made the key; nothing is sealed with it.
+# A process that does not serve (a check, a schema dump) may run before `make up` made the key.
 SECRET_KEY = _SETTINGS.secret_key or "unset"
 DEBUG = _SETTINGS.debug
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]", *_SETTINGS.hosts]
@@ -95,13 +95,21 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = _SETTINGS.redis_url
 CHANNEL_LAYERS: dict[str, Any] = (
-    {"default": {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [REDIS_URL], "prefix": "mirbad"}}}
+    {
+        "default": {
+            "BACKEND": "channels_redis.core.RedisChannelLayer",
+            "CONFIG": {"hosts": [REDIS_URL], "prefix": "mirbad"},
+        }
+    }
     if REDIS_URL
     else {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 )
 
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher", "django.contrib.auth.hashers.PBKDF2PasswordHasher"]
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.Argon2PasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+]
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"

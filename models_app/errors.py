@@ -1,16 +1,16 @@
 """Errors of the models app.
 
-    MirbadError
-    ├── InvalidRequest
-    │   ├── PlacementInvalid         400 placement_invalid (problems)
-    │   ├── PlacementRequired        400 placement_required
-    │   ├── UseMove                  400 use_move
-    │   └── UseUnplace               400 use_unplace
-    └── Conflict
-        ├── ModelBusy                409 model_busy
-        ├── ModelPlaced              409 invalid_state
-        ├── PlacementChanged         409 placement_changed
-        └── NameTaken                409 name_taken
+MirbadError
+├── InvalidRequest
+│   ├── PlacementInvalid         400 placement_invalid (problems)
+│   ├── PlacementRequired        400 placement_required
+│   ├── UseMove                  400 use_move
+│   └── UseUnplace               400 use_unplace
+└── Conflict
+    ├── ModelBusy                409 model_busy
+    ├── ModelPlaced              409 invalid_state
+    ├── PlacementChanged         409 placement_changed
+    └── NameTaken                409 name_taken
 """
 
 from mirbad.kernel.errors import Conflict, InvalidRequest

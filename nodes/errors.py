@@ -1,20 +1,20 @@
 """Errors of the nodes app.
 
-    MirbadError
-    ├── Conflict
-    │   ├── NodeRevoked              409 node_revoked
-    │   ├── NodeDraining             409 node_draining
-    │   ├── ConfirmationRequired     409 confirmation_required
-    │   └── PinChanged               409 invalid_state (enrolled again with another key)
-    ├── Unavailable
-    │   ├── NodeOffline              503 node_offline
-    │   ├── NodeIncompatible         503 node_incompatible
-    │   └── NodePendingTakeover      503 node_pending_takeover
-    ├── MasterFenced                 409 master_fenced
-    ├── ReauthenticationFailed       403 reauthentication_failed
-    ├── EnrollmentRefused            403 enrollment_refused
-    ├── RateLimited                  429 rate_limited
-    └── AgentRefused                 what the agent said: its code and status
+MirbadError
+├── Conflict
+│   ├── NodeRevoked              409 node_revoked
+│   ├── NodeDraining             409 node_draining
+│   ├── ConfirmationRequired     409 confirmation_required
+│   └── PinChanged               409 invalid_state (enrolled again with another key)
+├── Unavailable
+│   ├── NodeOffline              503 node_offline
+│   ├── NodeIncompatible         503 node_incompatible
+│   └── NodePendingTakeover      503 node_pending_takeover
+├── MasterFenced                 409 master_fenced
+├── ReauthenticationFailed       403 reauthentication_failed
+├── EnrollmentRefused            403 enrollment_refused
+├── RateLimited                  429 rate_limited
+└── AgentRefused                 what the agent said: its code and status
 """
 
 from collections.abc import Mapping

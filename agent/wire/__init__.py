@@ -1,1 +1,1 @@
-"""The contract between master and agent: frozen, strict messages in camelCase. Both sides import it, it imports neither."""
+"""The contract between master and agent: frozen, strict messages in camelCase. It imports neither side."""

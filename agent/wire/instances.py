@@ -10,7 +10,7 @@ from agent.wire.capability import Delivery, Runtime
 
 
 class InstanceState(StrEnum):
-    """What the agent sees of an instance. `EXITED` and `LOST` are final; the record stays until a new launch or a delete."""
+    """What the agent sees of an instance. `EXITED` and `LOST` are final; their record stays."""
 
     PREPARING = "preparing"
     STARTING = "starting"
@@ -36,7 +36,7 @@ LIVE_STATES = frozenset(
 
 
 class SourceSpec(WireModel):
-    """Where the weights are: a folder under the models root, and the file in it for a GGUF. No ``..``, no absolute path."""
+    """Where the weights are: a folder under the models root, and the file in it for a GGUF. Relative, no ``..``."""
 
     folder: str = Field(max_length=255)
     file: str | None = Field(default=None, max_length=512)

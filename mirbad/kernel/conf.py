@@ -116,8 +116,10 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            problems.append(f"{_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}")
+        problems.extend(
+            f"{_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False, include_input=False)
+        )
         raise BadSettings("\n".join(problems)) from None
     if not is_node_id(settings.bootstrap_node):
         problems.append("MIRBAD_BOOTSTRAP_NODE: give 1-40 lower-case letters, digits or hyphens")

@@ -1,10 +1,10 @@
 """The root of every error that a person or a program may be told of.
 
-    MirbadError
-    ├── InvalidRequest        400 invalid_request      each app's leaves stand in its own errors.py
-    ├── NotFound              404 not_found
-    ├── Conflict              409 invalid_state
-    └── Unavailable           503 unavailable (retryable)
+MirbadError
+├── InvalidRequest        400 invalid_request      each app's leaves stand in its own errors.py
+├── NotFound              404 not_found
+├── Conflict              409 invalid_state
+└── Unavailable           503 unavailable (retryable)
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,7 +3,7 @@
 import re
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.S), "***"),
+    (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL), "***"),
     (re.compile(r"\b(?:ssk_|hf_|mbt_)[A-Za-z0-9_\-]{4,}"), "***"),
     (
         re.compile(

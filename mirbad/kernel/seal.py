@@ -40,6 +40,6 @@ def unseal(sealed: bytes, purpose: str) -> bytes:
         return _cipher(settings().secret_key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], purpose.encode())
     except InvalidTag as error:
         raise SealBroken(
-            "A stored secret does not open. MIRBAD_SECRET_KEY (or secrets/secret-key in the data folder) must be the one "
-            "that this data was written with."
+            "A stored secret does not open. MIRBAD_SECRET_KEY (or secrets/secret-key in the data folder) must be the "
+            "one that this data was written with."
         ) from error

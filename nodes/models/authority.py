@@ -24,7 +24,7 @@ class Authority(models.Model):
 
 
 class MasterIdentity(models.Model):
-    """One row: epoch and instance id of this master, its client key for agents, its certificate for the enroll listener."""
+    """One row: epoch and instance id of this master, its client key for agents, its enroll certificate."""
 
     singleton = models.BooleanField(default=True, unique=True)
     epoch = models.BigIntegerField(default=1)

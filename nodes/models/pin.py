@@ -6,7 +6,7 @@ from nodes.models.node import Node
 
 
 class NodePin(models.Model):
-    """The SPKI SHA-256 (lower hex) that a node must show. Slots: pending until approval, then current; next in a rotation."""
+    """The SPKI SHA-256 (lower hex) that a node must show. Slot pending until approval, then current."""
 
     PENDING = "pending"
     CURRENT = "current"

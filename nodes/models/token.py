@@ -4,7 +4,7 @@ from django.db import models
 
 
 class JoinToken(models.Model):
-    """A right to enroll once. `id` is the public half of ``id.secret``; the answer is kept for a retry with the same key."""
+    """A right to enroll once. `id` is the public half of ``id.secret``; the answer is kept for a retry."""
 
     JOIN = "join"
     REKEY = "rekey"

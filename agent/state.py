@@ -1,0 +1,51 @@
+"""Files of the agent's state folder: written whole, flushed to disk, then put in place."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def ensure_private_dir(path: Path) -> Path:
+    """Make `path` (and its parents) with mode 0700. OSError when it cannot be made."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `data` so that a crash leaves the old or the new content, never a part; fsynced."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_dir(path.parent)
+
+
+def sync_dir(path: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` for a JSON value."""
+    write_bytes(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def read_json(path: Path) -> Any | None:
+    """The JSON value in `path`, None when there is no such file. ValueError when it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,14 @@
+"""What all tests share: settings of a throwaway master, before Django reads them."""
+
+import os
+import tempfile
+from pathlib import Path
+
+_DATA = Path(tempfile.mkdtemp(prefix="mirbad-test-"))
+for name in [name for name in os.environ if name.startswith("MIRBAD_") and not name.startswith("MIRBAD_TEST_")]:
+    del os.environ[name]
+os.environ["DATABASE_URL"] = os.environ.get("MIRBAD_TEST_DATABASE_URL", "")
+os.environ["MIRBAD_DATA"] = str(_DATA)
+os.environ["MIRBAD_SECRET_KEY"] = "a secret of the test suite, sealed with nothing real"
+if redis_url := os.environ.get("MIRBAD_TEST_REDIS_URL"):
+    os.environ["MIRBAD_REDIS_URL"] = redis_url
