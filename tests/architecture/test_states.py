@@ -1,0 +1,52 @@
+"""Each state table, its database constraint and its diagram say the same."""
+
+import re
+
+import pytest
+from django.db.models import Model
+
+import jobs.states
+import models_app.states
+import nodes.states
+from jobs.models import Operation
+from mirbad.kernel.states import StateTable
+from models_app.models import Placement
+from nodes.models import Node
+from tests.architecture.source import ROOT
+
+TABLES: dict[str, tuple[StateTable, type[Model], str]] = {
+    "node-lifecycle": (nodes.states.LIFECYCLE, Node, "lifecycle"),
+    "node-reachability": (nodes.states.REACHABILITY, Node, "reachability"),
+    "placement-desired": (models_app.states.DESIRED, Placement, "desired"),
+    "placement-observed": (models_app.states.OBSERVED, Placement, "observed"),
+    "operation": (jobs.states.OUTCOME, Operation, "outcome"),
+}
+
+
+def _moves_in_diagram(text: str) -> set[tuple[str, str]]:
+    return {(a, b) for a, b in re.findall(r"^\s*(\w+) --> (\w+)", text, re.M)}
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_the_diagram_draws_exactly_the_table(name: str) -> None:
+    table, _, _ = TABLES[name]
+    text = (ROOT / "docs" / "states" / f"{name}.md").read_text()
+    expected = {(state, following) for state, after in table.moves.items() for following in after}
+    assert _moves_in_diagram(text) == expected
+    assert all(re.search(rf"^\| `{state}` \|", text, re.M) for state in table.states), "each state has its line"
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_the_database_refuses_a_state_that_the_table_does_not_know(name: str) -> None:
+    table, model, column = TABLES[name]
+    conditions = [str(c.condition) for c in model._meta.constraints if hasattr(c, "condition") and c.condition]
+    assert any(column in condition and all(f"'{s}'" in condition for s in table.states) for condition in conditions)
+    assert {value for value, _ in model._meta.get_field(column).choices} == set(table.states)
+
+
+def test_every_table_in_the_source_is_held_here() -> None:
+    known = {id(table) for table, _, _ in TABLES.values()}
+    for module in (nodes.states, models_app.states, jobs.states):
+        for value in vars(module).values():
+            if isinstance(value, StateTable):
+                assert id(value) in known, value.name
