@@ -1,0 +1,6 @@
+"""Pages of the audit app."""
+
+from django.urls import URLPattern
+
+app_name = "audit"
+urlpatterns: list[URLPattern] = []

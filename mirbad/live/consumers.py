@@ -1,0 +1,69 @@
+"""The one websocket of a page: passes on hints of change to people who may look."""
+
+import asyncio
+import json
+from typing import Any
+
+from channels.auth import get_user
+from channels.generic.websocket import AsyncWebsocketConsumer
+
+from mirbad.live.hints import GROUP
+from mirbad.web.access import VIEWER, has_role
+
+COALESCE_SECONDS = 0.2
+UNAUTHORIZED = 4401
+
+
+class LiveConsumer(AsyncWebsocketConsumer):
+    """Sends ``{"topic", "id"}`` for each hint. Close code 4401: not signed in, or no longer.
+
+    Hints that come close together are sent once, and the session is read again before each sending, so a person
+    whose rights ended hears nothing more.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: dict[tuple[str, str], None] = {}
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Refuse strangers before the socket opens."""
+        if not await self._may_look():
+            # Accepted first: a close code reaches the browser only over an open socket.
+            await self.accept()
+            await self.close(UNAUTHORIZED)
+            return
+        await self.channel_layer.group_add(GROUP, self.channel_name)
+        await self.accept()
+
+    async def disconnect(self, code: int) -> None:
+        """Leave the group; the layer may be gone already."""
+        if self._flusher is not None:
+            self._flusher.cancel()
+        await self.channel_layer.group_discard(GROUP, self.channel_name)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """Nothing is read from pages; a ping is answered so that a dead line is noticed."""
+        if text_data == "ping":
+            await self.send(text_data="pong")
+
+    async def hint(self, event: dict[str, Any]) -> None:
+        """One message of the group."""
+        self._waiting[str(event["topic"]), str(event["id"])] = None
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(COALESCE_SECONDS)
+        if not await self._may_look():
+            await self.close(UNAUTHORIZED)
+            return
+        waiting, self._waiting = list(self._waiting), {}
+        for topic, subject in waiting:
+            await self.send(text_data=json.dumps({"topic": topic, "id": subject}))
+
+    async def _may_look(self) -> bool:
+        if "session" not in self.scope:
+            return False
+        user = await get_user(self.scope)
+        return await asyncio.to_thread(has_role, user, VIEWER)

@@ -1,0 +1,99 @@
+"""Says that something changed, so that open pages read it again. A hint carries no data and may be lost."""
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+from typing import Literal
+
+from channels.layers import get_channel_layer
+from django.conf import settings
+
+Topic = Literal["nodes", "models", "operations", "keys", "audit", "processes"]
+TOPICS: frozenset[str] = frozenset({"nodes", "models", "operations", "keys", "audit", "processes"})
+GROUP = "hints"
+SEND_TIMEOUT_SECONDS = 1.0
+WAITING_LIMIT = 2000
+
+_log = logging.getLogger(__name__)
+
+
+class _Sender:
+    """One daemon thread and one event loop a process; equal hints that wait are sent once."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._waiting: dict[tuple[str, str], None] = {}
+        self._changed = threading.Condition()
+        self._sending = False
+        self._broken = False
+        threading.Thread(target=self._run, name="live-hints", daemon=True).start()
+
+    def put(self, topic: str, subject: str) -> None:
+        with self._changed:
+            if len(self._waiting) < WAITING_LIMIT:
+                self._waiting[topic, subject] = None
+                self._changed.notify_all()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits until nothing is left to send; says whether that came to pass."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._sending, timeout_seconds)
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: bool(self._waiting))
+                    batch, self._waiting = list(self._waiting), {}
+                    self._sending = True
+                runner.run(self._send(batch))
+                with self._changed:
+                    self._sending = False
+                    self._changed.notify_all()
+
+    async def _send(self, batch: list[tuple[str, str]]) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                layer = get_channel_layer()
+                for topic, subject in batch:
+                    await layer.group_send(GROUP, {"type": "hint", "topic": topic, "id": subject})
+        except Exception as error:  # noqa: BLE001 - the edge of the sending loop: a hint may be lost, a write may not
+            # Once per outage: the broker's own loss is reported by whoever depends on it.
+            if not self._broken:
+                _log.warning("live hints cannot be sent, pages catch up when they read again: %r", error)
+            self._broken = True
+        else:
+            self._broken = False
+
+
+_lock = threading.Lock()
+_sender: _Sender | None = None
+
+
+def changed(topic: Topic, subject: str = "") -> None:
+    """Tell open pages that the row `subject` of `topic` changed. Call it after the commit.
+
+    Returns at once, from any thread, inside an event loop or not; never raises and never waits for the broker.
+    Without a broker (``REDIS_URL`` empty) there is no other process to tell, and pages catch up by their own clock.
+    """
+    global _sender  # noqa: PLW0603 - one sender a process, made again after a fork
+    if not settings.REDIS_URL:
+        return
+    sender = _sender
+    if sender is None or sender.pid != os.getpid():
+        with _lock:
+            if _sender is None or _sender.pid != os.getpid():
+                _sender = _Sender()
+            sender = _sender
+    sender.put(topic, subject)
+
+
+def flush(timeout_seconds: float = SEND_TIMEOUT_SECONDS) -> bool:
+    """Wait until the hints of this process are out; False when they were not within the time."""
+    sender = _sender
+    return sender is None or sender.pid != os.getpid() or sender.flush(timeout_seconds)
+
+
+atexit.register(flush)

@@ -1,0 +1,30 @@
+"""What the shell of every page needs: who looks, what they may do, where they are."""
+
+from typing import Any
+
+from django.http import HttpRequest
+
+import mirbad
+from mirbad.web.access import OPERATOR, OWNER, VIEWER, has_role
+
+THEMES = ("auto", "light", "dark")
+
+
+def shell(request: HttpRequest) -> dict[str, Any]:
+    """``shell``: the version, the theme of the cookie, the place in the navigation, and the person's rights."""
+    user = getattr(request, "user", None)
+    signed_in = bool(user and user.is_authenticated)
+    theme = request.COOKIES.get("mirbad-theme", "auto")
+    match = request.resolver_match
+    return {
+        "shell": {
+            "version": mirbad.__version__,
+            "theme": theme if theme in THEMES else "auto",
+            "area": (match.app_name or match.url_name or "") if match else "",
+            "page": (match.view_name or "") if match else "",
+            "signed_in": signed_in,
+            "may_look": signed_in and has_role(request.user, VIEWER),
+            "may_operate": signed_in and has_role(request.user, OPERATOR),
+            "may_own": signed_in and has_role(request.user, OWNER),
+        }
+    }

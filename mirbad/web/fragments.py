@@ -1,0 +1,61 @@
+"""A page and its fragment: one view, one view-model, one partial. And the answers to an action."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.cache import patch_vary_headers
+
+from mirbad.kernel.errors import MirbadError
+
+
+def is_fragment(request: HttpRequest) -> bool:
+    """Whether htmx asks for a part of the page."""
+    return request.headers.get("HX-Request") == "true" and request.headers.get("HX-History-Restore-Request") != "true"
+
+
+def page_or_fragment(
+    request: HttpRequest, page: str, partial: str, context: Mapping[str, Any], *, status: int = 200
+) -> HttpResponse:
+    """`page` for a person, `partial` for htmx; `page` includes `partial`, with the same `context`."""
+    template = partial if is_fragment(request) else page
+    return private(render(request, template, dict(context), status=status))
+
+
+def private(response: HttpResponse) -> HttpResponse:
+    """`response`, kept by no cache that others share, and never mixed up with its fragment."""
+    response.headers.setdefault("Cache-Control", "no-cache, private")
+    patch_vary_headers(response, ("HX-Request", "Cookie"))
+    return response
+
+
+def done(request: HttpRequest, words: str, *, to: str, topics: tuple[str, ...] = (), go: bool = False) -> HttpResponse:
+    """An action succeeded: `words` for the person, `topics` for the parts of the page that read it again.
+
+    Without htmx, and with `go`, the browser goes to `to`.
+    """
+    if not is_fragment(request):
+        messages.success(request, words)
+        return redirect(to)
+    response = HttpResponse(status=204)
+    if go:
+        messages.success(request, words)
+        response["HX-Redirect"] = to
+        return response
+    events: dict[str, Any] = {"mirbad:done": {"text": words}} | {f"mirbad:{topic}": {} for topic in topics}
+    response["HX-Trigger"] = json.dumps(events)
+    return response
+
+
+def refused(request: HttpRequest, error: MirbadError, *, to: str) -> HttpResponse:
+    """An action was refused: the sentence, its code, and each problem, shown where the person acted."""
+    if not is_fragment(request):
+        messages.error(request, error.detail)
+        return redirect(to)
+    response = render(request, "_refusal.html", {"error": error}, status=error.http_status)
+    if error.retry_after_seconds is not None:
+        response["Retry-After"] = str(error.retry_after_seconds)
+    return private(response)
