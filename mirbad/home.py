@@ -2,7 +2,8 @@
 
 from django.http import HttpRequest, HttpResponse
 
-from mirbad.web.access import VIEWER, require_role
+from mirbad.kernel.roles import VIEWER
+from mirbad.web.access import require_role
 from mirbad.web.fragments import page_or_fragment
 
 

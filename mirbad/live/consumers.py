@@ -7,14 +7,14 @@ from typing import Any
 from channels.auth import get_user
 from channels.generic.websocket import AsyncWebsocketConsumer
 
+from mirbad.kernel.roles import VIEWER, has_role
 from mirbad.live.hints import GROUP
-from mirbad.web.access import VIEWER, has_role
 
 COALESCE_SECONDS = 0.2
 UNAUTHORIZED = 4401
 
 
-class LiveConsumer(AsyncWebsocketConsumer):
+class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     """Sends ``{"topic", "id"}`` for each hint. Close code 4401: not signed in, or no longer.
 
     Hints that come close together are sent once, and the session is read again before each sending, so a person

@@ -1,44 +1,19 @@
-"""Roles of people: what a viewer, an operator and an owner may do. They are Django groups of those names."""
+"""Who may open a page."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Concatenate, ParamSpec
 
-from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 
-Role = Literal["viewer", "operator", "owner"]
-VIEWER: Role = "viewer"
-OPERATOR: Role = "operator"
-OWNER: Role = "owner"
-_RANK: dict[str, int] = {VIEWER: 1, OPERATOR: 2, OWNER: 3}
+from mirbad.kernel.roles import Role, has_role
 
 P = ParamSpec("P")
 View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
-
-
-def rank(user: AbstractBaseUser | AnonymousUser) -> int:
-    """0 for a stranger, then viewer 1, operator 2, owner 3. One query, remembered on the user object."""
-    if not user.is_authenticated or not user.is_active:
-        return 0
-    known: int | None = getattr(user, "_mirbad_rank", None)
-    if known is None:
-        if getattr(user, "is_superuser", False):
-            known = _RANK[OWNER]
-        else:
-            groups: Any = getattr(user, "groups")  # noqa: B009 - AbstractBaseUser does not declare it
-            known = max((_RANK.get(name, 0) for name in groups.values_list("name", flat=True)), default=0)
-        user._mirbad_rank = known  # type: ignore[union-attr]  # noqa: SLF001 - our own memo on the request's user
-    return known
-
-
-def has_role(user: AbstractBaseUser | AnonymousUser, role: Role) -> bool:
-    """Whether `user` may do what `role` may."""
-    return rank(user) >= _RANK[role]
 
 
 def require_role(role: Role) -> Callable[[View[P]], View[P]]:

@@ -5,7 +5,7 @@ from typing import Any
 from django.http import HttpRequest
 
 import mirbad
-from mirbad.web.access import OPERATOR, OWNER, VIEWER, has_role
+from mirbad.kernel.roles import OPERATOR, OWNER, VIEWER, has_role
 
 THEMES = ("auto", "light", "dark")
 
