@@ -19,6 +19,10 @@ GENERATION_HEADER = "Mirbad-Generation"
 NODE_NAME_SUFFIX = "node.mirbad.internal"
 """An agent's certificate carries ``<uid>.node.mirbad.internal``; that name is checked, never the address."""
 
+ENROLL_SERVER_NAME = "enroll.mirbad.internal"
+"""The enroll listener's certificate carries this name. A joining agent checks it instead of the address it dialled: a
+node's certificate comes from the same CA and is good for a server too, but never carries it."""
+
 JSON_BODY_LIMIT = 1024 * 1024
 """Bytes of a JSON body that the agent reads on its control routes; relayed bodies are streamed and not counted here."""
 
