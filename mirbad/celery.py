@@ -1,5 +1,62 @@
-"""The Celery application: a doorbell for durable operations, and the literal table of ticks."""
+"""The Celery application of the worker and of beat: which tasks there are, and the literal table of ticks.
 
-import os
+``celery -A mirbad.celery worker`` and ``celery -A mirbad.celery beat --pidfile=``; the pool, its size and the
+in-memory schedule come from `mirbad.tasking.app`.
+"""
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
+from typing import Any
+
+from celery.signals import beat_init, celeryd_init, setup_logging, worker_ready, worker_shutdown
+
+from mirbad.kernel import logs
+from mirbad.tasking import heartbeat
+from mirbad.tasking.app import app
+
+__all__ = ["app"]
+
+app.conf.imports = ("jobs.tasks",)
+
+
+def _every(task: str, seconds: float) -> dict[str, Any]:
+    # A tick that no worker took in time is worthless: the next one does the same.
+    return {"task": task, "schedule": seconds, "options": {"expires": max(5.0, 3 * seconds)}}
+
+
+app.conf.beat_schedule = {
+    "ring-due-operations": _every("jobs.sweep", 2.0),
+    "resume-wanted-models": _every("jobs.resume", 3.0),
+}
+
+_beats: list[heartbeat.Heartbeat] = []
+_is_worker: list[bool] = []
+
+
+def _start_heartbeat(process: str) -> None:
+    if beat := heartbeat.start(process):
+        _beats.append(beat)
+
+
+@celeryd_init.connect(weak=False)
+def _worker_begins(**_: Any) -> None:
+    _is_worker.append(True)
+
+
+@setup_logging.connect(weak=False)
+def _configure_logs(**_: Any) -> None:
+    logs.configure("worker" if _is_worker else "beat")
+
+
+@worker_ready.connect(weak=False)
+def _worker_is_ready(**_: Any) -> None:
+    _start_heartbeat("worker")
+
+
+@beat_init.connect(weak=False)
+def _beat_is_ready(**_: Any) -> None:
+    _start_heartbeat("beat")
+
+
+@worker_shutdown.connect(weak=False)
+def _worker_ends(**_: Any) -> None:
+    for beat in _beats:
+        beat.stop()
