@@ -7,6 +7,12 @@ VIEWER: Role = "viewer"
 OPERATOR: Role = "operator"
 OWNER: Role = "owner"
 _RANK: dict[str, int] = {VIEWER: 1, OPERATOR: 2, OWNER: 3}
+ROLES: tuple[Role, ...] = (VIEWER, OPERATOR, OWNER)
+
+
+def rank_of_role(role: str) -> int:
+    """The rank of a role by name, 0 for a name that is none."""
+    return _RANK.get(role, 0)
 
 
 def rank(user: Any) -> int:

@@ -1,0 +1,35 @@
+"""The literal list of audited actions and results."""
+
+ACTIONS: tuple[str, ...] = (
+    "model.create",
+    "model.update",
+    "model.delete",
+    "model.start",
+    "model.stop",
+    "model.restart",
+    "model.move",
+    "model.move.force-commit",
+    "model.unplace",
+    "node.join-token",
+    "node.enroll",
+    "node.approve",
+    "node.reject",
+    "node.drain",
+    "node.undrain",
+    "node.update",
+    "node.revoke",
+    "node.rotate-cert",
+    "fencing.takeover",
+    "fencing.continue",
+    "pki.ca-rotation",
+    "job",
+    "download",
+    "folder.delete",
+    "host-service",
+    "restore",
+    "api-key",
+    "login",
+    "admin-token",
+)
+
+RESULTS: tuple[str, ...] = ("succeeded", "failed", "refused", "accepted", "unknown")

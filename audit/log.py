@@ -1,0 +1,79 @@
+"""Writing of audit lines."""
+
+from django.db import transaction
+
+from audit.actions import ACTIONS, RESULTS
+from audit.models import AuditLine
+from mirbad.kernel import clock
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.errors import MirbadError
+from mirbad.kernel.redact import redact
+
+
+def record(
+    action: str,
+    actor: Actor,
+    *,
+    node_id: str = "",
+    model_id: str = "",
+    operation_id: str = "",
+    target: str = "",
+    result: str = "succeeded",
+    error_code: str = "",
+    detail: str = "",
+) -> None:
+    """Write one line in the caller's transaction: the line stands exactly when the change does.
+
+    Every text is redacted, then cut to its column. ValueError for an action or result that is not in `audit.actions`.
+    """
+    if action not in ACTIONS:
+        raise ValueError(f"{action!r} is not an audited action; add it to audit/actions.py")
+    if result not in RESULTS:
+        raise ValueError(f"{result!r} is not a result of an audit line")
+    texts = {
+        "actor": actor.name,
+        "node_id_text": node_id,
+        "model_id_text": model_id,
+        "operation_id_text": operation_id,
+        "target": target,
+        "error_code": error_code,
+        "detail": detail,
+    }
+    AuditLine.objects.create(
+        time=clock.now(),
+        action=action,
+        result=result,
+        **{column: _fitting(column, text) for column, text in texts.items()},
+    )
+
+
+def record_refusal(
+    action: str,
+    actor: Actor,
+    error: MirbadError,
+    *,
+    node_id: str = "",
+    model_id: str = "",
+    operation_id: str = "",
+    target: str = "",
+) -> None:
+    """Write that `error` refused an action. Call it outside the transaction that failed: it opens its own."""
+    with transaction.atomic():
+        record(
+            action,
+            actor,
+            node_id=node_id,
+            model_id=model_id,
+            operation_id=operation_id,
+            target=target,
+            result="refused" if error.http_status < 500 else "failed",
+            error_code=error.code,
+            detail=error.detail,
+        )
+
+
+def _fitting(column: str, text: str) -> str:
+    limit: int = getattr(AuditLine._meta.get_field(column), "max_length")  # noqa: SLF001, B009 - Django's documented API; a relation has none
+    # PostgreSQL takes neither NUL nor lone surrogates; a hostile name must not undo the change that it is part of.
+    clean = text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return redact(clean)[:limit]

@@ -1,0 +1,45 @@
+"""Authentication of ``/api`` by admin token."""
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from mirbad.accounts import tokens
+from mirbad.accounts.models import AdminToken
+
+SCHEME = "Bearer"
+
+
+class TokenBearer(AnonymousUser):
+    """Whoever holds a token that belongs to no person."""
+
+    @property
+    def is_authenticated(self) -> bool:  # type: ignore[override]
+        """A bearer is known, unlike the anonymous user."""
+        return True
+
+    @property
+    def is_anonymous(self) -> bool:  # type: ignore[override]
+        """The other half of `is_authenticated`."""
+        return False
+
+
+class AdminTokenAuthentication(BaseAuthentication):
+    """``Authorization: Bearer mbt_…``. `request.auth` is the AdminToken; its role counts, not the user's."""
+
+    def authenticate(self, request: Request) -> tuple[Any, AdminToken] | None:
+        """The bearer, or None when the header is absent. Raises AuthenticationFailed (401) for a dead token."""
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != SCHEME.lower():
+            return None
+        token = tokens.find(secret.strip())
+        if token is None:
+            raise AuthenticationFailed("This admin token is unknown, expired or revoked. Make a new one.")
+        return token.owner or TokenBearer(), token
+
+    def authenticate_header(self, request: Request) -> str:
+        """What a 401 asks for."""
+        return f'{SCHEME} realm="mirbad"'

@@ -1,0 +1,12 @@
+"""The groups behind the roles."""
+
+from django.contrib.auth.models import Group
+
+from mirbad.kernel.roles import OPERATOR, OWNER, ROLES, VIEWER, Role, has_role, rank
+
+__all__ = ["OPERATOR", "OWNER", "ROLES", "VIEWER", "Role", "ensure_groups", "has_role", "rank"]
+
+
+def ensure_groups() -> dict[str, Group]:
+    """The group of each role, made where it is missing."""
+    return {role: Group.objects.get_or_create(name=role)[0] for role in ROLES}

@@ -1,0 +1,197 @@
+"""RFC 9457: every error of ``/api`` is problem+json with a machine code in ``code``."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
+from django.db import OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+from mirbad.kernel.errors import InvalidRequest, MirbadError, NotFound, Unavailable
+
+CONTENT_TYPE = "application/problem+json"
+
+log = logging.getLogger(__name__)
+
+_TITLES = {
+    400: "Bad request",
+    401: "Not signed in",
+    403: "Refused",
+    404: "Not found",
+    405: "Method not allowed",
+    406: "Not acceptable",
+    409: "Conflict",
+    413: "Too large",
+    415: "Unsupported media type",
+    422: "Cannot be processed",
+    429: "Too many requests",
+    500: "Internal error",
+    502: "Bad answer from a node",
+    503: "Unavailable",
+    504: "Took too long",
+}
+
+
+class PayloadTooLarge(MirbadError):
+    """The body is larger than the route takes."""
+
+    code = "payload_too_large"
+    http_status = 413
+
+
+class Forbidden(MirbadError):
+    """The caller is known and may not do this."""
+
+    code = "forbidden"
+    http_status = 403
+
+
+class _Plain(MirbadError):
+    """An error of the framework, with the code and status of this surface."""
+
+    def __init__(self, code: str, status: int, detail: str, retry_after_seconds: int | None = None) -> None:
+        super().__init__(detail, retry_after_seconds=retry_after_seconds)
+        self.plain_code = code
+        self.plain_status = status
+
+
+def _code_and_status(error: MirbadError) -> tuple[str, int]:
+    if isinstance(error, _Plain):
+        return error.plain_code, error.plain_status
+    return error.code, error.http_status
+
+
+def body(error: MirbadError) -> dict[str, Any]:
+    """The members of the problem document of `error`."""
+    code, status = _code_and_status(error)
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": _TITLES.get(status, "Error"),
+        "status": status,
+        "code": code,
+        "detail": error.detail,
+    }
+    if error.problems:
+        document["problems"] = error.problems
+    for name, value in error.fields.items():
+        document.setdefault(name, value)
+    return document
+
+
+def _headers(error: MirbadError) -> dict[str, str]:
+    headers = {"Cache-Control": "no-store"}
+    if error.retry_after_seconds is not None:
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    elif _code_and_status(error)[1] == 503:
+        headers["Retry-After"] = "2"
+    return headers
+
+
+def response(error: MirbadError) -> HttpResponse:
+    """`error` as an answer of plain Django (404 of the URL table, CSRF, lock-out)."""
+    return JsonResponse(
+        body(error), status=_code_and_status(error)[1], content_type=CONTENT_TYPE, headers=_headers(error)
+    )
+
+
+def handle(error: Exception, context: Mapping[str, Any]) -> Response | None:
+    """The exception handler of every DRF view; None lets a fault become a 500 with its traceback in the log."""
+    problem = named(error)
+    if problem is None:
+        return None
+    if isinstance(error, OperationalError):
+        log.warning("The database refused a statement", exc_info=error)
+    elif _code_and_status(problem)[1] == 500:
+        log.error("A request failed with %s", _code_and_status(problem)[0], exc_info=error)
+    headers = _headers(problem)
+    if isinstance(error, exceptions.APIException):
+        header = getattr(error, "auth_header", None)
+        if header:
+            headers["WWW-Authenticate"] = header
+    if isinstance(error, exceptions.MethodNotAllowed):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    answer = Response(body(problem), status=_code_and_status(problem)[1], headers=headers)
+    answer.content_type = CONTENT_TYPE
+    return answer
+
+
+def named(error: Exception) -> MirbadError | None:
+    """`error` as one of ours; None when it is a fault that nobody foresaw."""
+    if isinstance(error, MirbadError):
+        return error
+    if isinstance(error, Http404):
+        return NotFound("There is nothing at this address. Check the id in it.")
+    if isinstance(error, PermissionDenied):
+        return Forbidden(str(error) or "You may not do this.")
+    if isinstance(error, RequestDataTooBig):
+        return PayloadTooLarge("The body is too large.")
+    if isinstance(error, OperationalError):
+        return Unavailable("The database cannot be reached or is busy. Try again in a moment.")
+    if isinstance(error, exceptions.APIException):
+        return _of_framework(error)
+    return None
+
+
+def _of_framework(error: exceptions.APIException) -> MirbadError:
+    if isinstance(error, exceptions.ValidationError):
+        return InvalidRequest("What was sent breaks the rules listed in problems.", problems=list(_flat(error.detail)))
+    if isinstance(error, exceptions.ParseError):
+        return InvalidRequest(str(error.detail))
+    if isinstance(error, exceptions.NotAuthenticated):
+        return _Plain(
+            "unauthenticated", error.status_code, "Sign in, or send an admin token: Authorization: Bearer mbt_…"
+        )
+    if isinstance(error, exceptions.AuthenticationFailed):
+        return _Plain("unauthenticated", error.status_code, str(error.detail))
+    if isinstance(error, exceptions.PermissionDenied):
+        text = str(error.detail)
+        if text.startswith("CSRF Failed"):
+            return _Plain(
+                "csrf_failed",
+                403,
+                "A signed-in session must send its CSRF token in X-CSRFToken, from an origin that MIRBAD_HOSTS lists. "
+                "Scripts use an admin token instead.",
+            )
+        return Forbidden(text)
+    wait = getattr(error, "wait", None)
+    code = {
+        404: "not_found",
+        405: "method_not_allowed",
+        406: "not_acceptable",
+        415: "unsupported_media_type",
+        429: "rate_limited",
+    }.get(error.status_code, "internal" if error.status_code >= 500 else "invalid_request")
+    return _Plain(code, error.status_code, str(error.detail), retry_after_seconds=int(wait) if wait else None)
+
+
+def _flat(detail: Any, field: str = "") -> Iterator[dict[str, str]]:
+    """The validation errors of a serializer as ``{code, message, field}``, with dotted field names."""
+    if isinstance(detail, Mapping):
+        for name, inner in detail.items():
+            own = "" if name == "non_field_errors" else str(name)
+            yield from _flat(inner, ".".join(part for part in (field, own) if part))
+    elif isinstance(detail, Sequence) and not isinstance(detail, str):
+        for index, inner in enumerate(detail):
+            nested = isinstance(inner, Mapping | list)
+            yield from _flat(inner, f"{field}.{index}" if nested else field)
+    else:
+        problem = {"code": str(getattr(detail, "code", "invalid")), "message": str(detail)}
+        if field:
+            problem["field"] = field
+        yield problem
+
+
+def wants_json(request: HttpRequest) -> bool:
+    """Whether an error of this request should be problem+json rather than a page."""
+    accept = request.headers.get("Accept", "")
+    return request.path.startswith("/api/") or ("json" in accept and "text/html" not in accept)
+
+
+def host_refused(error: Exception | None) -> MirbadError | None:
+    """What to tell a browser that used a name which is not in MIRBAD_HOSTS."""
+    if isinstance(error, DisallowedHost):
+        return InvalidRequest("This master does not answer to that host name. Add it to MIRBAD_HOSTS and restart.")
+    return None

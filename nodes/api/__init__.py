@@ -1,0 +1,1 @@
+"""The routes of `/api` that live in this app."""
