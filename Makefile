@@ -1,3 +1,50 @@
-.PHONY: up test check figures clean
-PYTHON ?= python3
+# Mirbad: `make up` runs everything, `make test` passes the tests. See README.md.
+
+.PHONY: help up test check figures clean
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+ONLY ?=
 VENV := .venv
+BIN := $(VENV)/bin
+
+# A Python of 3.11 or newer: the one that PYTHON names, else the newest on PATH. $$py holds it afterwards.
+define find_python
+	py=""; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3 python); do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then py="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$py" ]; then \
+		echo "Mirbad needs Python 3.11 or newer. Install it, or say where it is: make $@ PYTHON=/path/to/python3" >&2; exit 1; \
+	fi
+endef
+
+help:
+	@echo "make up       set up and run everything on this machine"
+	@echo "make test     set up what the tests need, and run them all"
+	@echo "make check    style, types, import contracts, architecture (under a minute)"
+	@echo "make figures  measure the product (ONLY=name for one figure)"
+	@echo "make clean    remove what make made; the data folder stays"
+
+up:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) base $(if $(filter none,$(MIRBAD_STARTER_MODEL)),,engine)
+	@exec $(BIN)/python -m mirbad.up
+
+test:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev engine
+	@exec $(BIN)/python -m tests $(ONLY)
+
+check:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-timing 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q -p no:randomly tests/architecture
+
+figures:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev engine
+	@exec $(BIN)/python -m tests.figures $(ONLY)
+
+clean:
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis tests/.cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

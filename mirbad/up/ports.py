@@ -1,0 +1,98 @@
+"""Ports that must be free before anything starts."""
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from mirbad.kernel.conf import Settings
+from mirbad.up.errors import CannotStart
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port that a process of ours will listen on, and the setting that moves it."""
+
+    address: str
+    number: int
+    variable: str
+    use: str
+
+
+def wanted(settings: Settings) -> tuple[Port, ...]:
+    """The ports of this master and of its own node."""
+    return (
+        Port(settings.bind, settings.port, "MIRBAD_PORT", "pages and /v1"),
+        Port(settings.bind, settings.enroll_port, "MIRBAD_ENROLL_PORT", "the enroll listener"),
+        Port("127.0.0.1", settings.agent_port, "MIRBAD_AGENT_PORT", "the agent of this machine"),
+    )
+
+
+def _taken(port: Port) -> OSError | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            port.address, port.number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise CannotStart(
+            f"MIRBAD_BIND={port.address} is not an address of this machine ({error.strerror})."
+        ) from error
+    with socket.socket(family, kind, protocol) as probe:
+        # servers set it too: a port in TIME_WAIT is free, one with a listener is not
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            return error
+    return None
+
+
+def _holder(number: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            local = connection.laddr
+            if connection.status == psutil.CONN_LISTEN and local and local.port == number and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+def require_free(
+    ports: tuple[Port, ...], *, patience_seconds: float = 0.0, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Raise CannotStart for a port that is taken, forbidden or named twice.
+
+    `patience_seconds` is for the moments after a crash, while processes of the last run still end.
+    """
+    numbers: dict[int, Port] = {}
+    for port in ports:
+        other = numbers.setdefault(port.number, port)
+        if other is not port:
+            raise CannotStart(f"{other.variable} and {port.variable} are both {port.number}. Set one of them anew.")
+    deadline = time.monotonic() + patience_seconds
+    for port in ports:
+        while (error := _taken(port)) is not None:
+            if time.monotonic() < deadline:
+                sleep(0.1)
+                continue
+            raise CannotStart(_sentence(port, error)) from error
+
+
+def _sentence(port: Port, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return (
+            f"Port {port.number} ({port.use}) needs rights that this user does not have. "
+            f"Set {port.variable} to a port above 1023."
+        )
+    holder = _holder(port.number)
+    if not holder and "in use" not in str(error):
+        return (
+            f"Port {port.number} on {port.address} ({port.use}) cannot be opened: {error.strerror}. Check MIRBAD_BIND."
+        )
+    return (
+        f"Port {port.number} ({port.use}) is taken{holder}. Stop what holds it, or set {port.variable} to a free port."
+    )

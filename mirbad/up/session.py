@@ -1,0 +1,221 @@
+"""One run of `make up`: start, tend, report, stop. It never imports Django, so that it stays small."""
+
+import os
+import selectors
+import subprocess
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mirbad.kernel.conf import Settings
+from mirbad.up import broker, folder, ports, programs, supervisor
+from mirbad.up.errors import CannotStart
+from mirbad.up.programs import Layout
+from mirbad.up.progress import STARTED, Progress
+from mirbad.up.shutdown import Shutdown
+from mirbad.up.signals import Stops
+from mirbad.up.supervisor import Control, NotAnswering, ProcessState
+
+if TYPE_CHECKING:
+    from mirbad.tasking.heartbeat import Heartbeat
+
+REPORT = "MIRBAD_INTERNAL_REPORT_FD"
+"""The descriptor on which the bootstrap process says how far it is: one word a line."""
+
+_LOOK_SECONDS = 1.0
+_FATAL_PAUSE_SECONDS = 30.0
+_AFTER_CRASH_SECONDS = 6.0
+
+
+class Session:
+    """Everything that one `make up` holds."""
+
+    def __init__(self, settings: Settings, progress: Progress, stops: Stops) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._stops = stops
+        self._supervisord: subprocess.Popen[bytes] | None = None
+        self._bootstrap: subprocess.Popen[bytes] | None = None
+        self._bootstrap_failed = False
+        self._prepared = False
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._unread = b""
+        self._seen: dict[str, ProcessState] = {}
+        self._fatal_since: dict[str, float] = {}
+        self._next_look = 0.0
+        self._heartbeat: Heartbeat | None = None
+
+    def run(self) -> int:
+        """Come up, stay until asked to stop, go down. Returns the exit code. Raises CannotStart."""
+        self._make_ready()
+        self._start_bootstrap()
+        self._selector.register(self._stops.wakeup, selectors.EVENT_READ)
+        self._selector.register(self._reader, selectors.EVENT_READ)
+        while not self._stops.count and not (self._bootstrap_failed and not self._prepared):
+            for key, _ in self._selector.select(timeout=0.5):
+                if key.fd == self._reader:
+                    self._read_reports()
+                else:
+                    self._stops.drain()
+            self._tend()
+        return self._go_down()
+
+    def _make_ready(self) -> None:
+        data = self._settings.data
+        folder.prepare(data)
+        self._lock = folder.Lock(data)
+        self._lock.take()
+        crashed = folder.read_facts(data) is not None
+        ports.require_free(ports.wanted(self._settings), patience_seconds=_AFTER_CRASH_SECONDS if crashed else 0.0)
+        folder.ensure_secret_key(data, self._settings.secret_key, database_is_ours=not self._settings.database_url)
+        folder.ensure_admin_password(data, self._settings.admin_password)
+        self._layout = Layout(self._settings, folder.runtime_dir(data))
+        redis_url = self._settings.redis_url
+        if self._layout.embeds_broker:
+            redis_url = broker.url(self._layout.runtime)
+            broker.socket_path(self._layout.runtime).unlink(missing_ok=True)
+            (data / "run" / "broker.conf").write_text(broker.configuration(self._layout.runtime))
+        self._environ = child_environment(self._settings, redis_url, self._progress.started)
+        # another process may be told of a password in this URL only by its own environment
+        shown_redis = redis_url if self._layout.embeds_broker else ""
+        folder.write_facts(
+            data,
+            folder.RunFacts(
+                pid=os.getpid(),
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                runtime_dir=str(self._layout.runtime),
+                redis_url=shown_redis,
+                web_url=web_url(self._settings),
+            ),
+        )
+        self._progress.done(f"Data folder {data}")
+        if crashed:
+            self._progress.note("The last run did not end cleanly; it is taken up where it was.")
+
+    def _start_bootstrap(self) -> None:
+        command = (self._layout.python, "-m", "mirbad.up.bootstrap")
+        os.set_inheritable(self._writer, True)
+        self._bootstrap = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            programs.tethered(self._layout, command),
+            cwd=self._layout.root,
+            env={**self._environ, REPORT: str(self._writer)},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self._writer,),
+            start_new_session=True,
+        )
+        os.close(self._writer)
+
+    def _read_reports(self) -> None:
+        data = os.read(self._reader, 4096)
+        if not data:  # the other end is closed
+            self._selector.unregister(self._reader)
+        self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._reported(line.decode())
+
+    def _reported(self, word: str) -> None:
+        if word == "prepared":
+            self._prepared = True
+            self._start_supervisord()
+        elif word == "joined":
+            Control(self._layout.control_socket).start("agent")
+
+    def _start_supervisord(self) -> None:
+        joined = (self._layout.agent_state / "identity" / "current").exists()
+        self._supervisord = supervisor.start(self._layout, self._environ, agent_joined=joined)
+        if self._heartbeat is None:
+            os.environ.update(self._environ)
+            from mirbad.tasking import heartbeat
+
+            self._heartbeat = heartbeat.start("up")
+
+    def _tend(self) -> None:
+        if self._bootstrap is not None and (code := self._bootstrap.poll()) is not None:
+            self._bootstrap = None
+            self._bootstrap_failed = code != 0
+        if self._supervisord is None:
+            return
+        if (ended := self._supervisord.poll()) is not None:
+            self._progress.warn(f"supervisord ended (code {ended}), and every process with it; starting them again.")
+            self._seen.clear()
+            self._start_supervisord()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            try:
+                self._look(Control(self._layout.control_socket))
+            except NotAnswering:
+                return  # it starts, or it has just ended: the next round sees which
+
+    def _look(self, control: Control) -> None:
+        for name, state in control.states().items():
+            before, self._seen[name] = self._seen.get(name), state
+            if state.state == "BACKOFF" and (before is None or before.state not in {"BACKOFF", "STARTING", "FATAL"}):
+                self._progress.warn(f"{name} does not start; trying again. Its words: {self._output(name)}")
+            elif state.state == "FATAL":
+                self._retry_fatal(control, name)
+            elif before is not None and before.pid and state.pid and before.pid != state.pid:
+                self._progress.warn(f"{name} had ended and was started again (process {state.pid}).")
+            if state.state == "RUNNING":
+                self._fatal_since.pop(name, None)
+
+    def _retry_fatal(self, control: Control, name: str) -> None:
+        since = self._fatal_since.get(name)
+        if since is None:
+            self._progress.warn(
+                f"{name} ended again and again; next try in {_FATAL_PAUSE_SECONDS:.0f} s. "
+                f"Its words: {self._output(name)}"
+            )
+        if since is None or time.monotonic() - since >= _FATAL_PAUSE_SECONDS:
+            if since is not None:
+                control.start(name)
+            self._fatal_since[name] = time.monotonic()
+
+    def _output(self, name: str) -> str:
+        return str(self._settings.logs_dir / f"{name}.out")
+
+    def _go_down(self) -> int:
+        asked = bool(self._stops.count)
+        if asked:
+            self._progress.plain("")
+            self._progress.note("Stopping. Press Ctrl-C again to hurry.")
+        if self._bootstrap is not None:
+            self._bootstrap.terminate()
+            self._bootstrap.wait()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        clean = Shutdown(self._layout, self._environ, self._progress, self._stops).run(self._supervisord)
+        folder.forget_facts(self._settings.data)
+        if not asked:
+            return 1
+        self._progress.done("Everything has ended; nothing is lost." if clean else "Everything was ended in a hurry.")
+        return 0 if clean else 130
+
+
+def web_url(settings: Settings) -> str:
+    """The address of the pages, as a person on this machine types it."""
+    host = settings.bind
+    if host in {"0.0.0.0", "::", "127.0.0.1"}:  # noqa: S104  compared, not bound
+        host = "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def child_environment(settings: Settings, redis_url: str, started: float) -> dict[str, str]:
+    """What every process of the master is started with."""
+    dropped = {"MIRBAD_JOIN_TOKEN", "MIRBAD_ENROLL_CA_HASH", "PYTHONPATH", "PYTHONHOME"}
+    environ = {name: text for name, text in os.environ.items() if name not in dropped}
+    environ |= {
+        "MIRBAD_DATA": str(settings.data),
+        "MIRBAD_REDIS_URL": redis_url,
+        "DJANGO_SETTINGS_MODULE": "mirbad.settings",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        STARTED: repr(started),
+        "MIRBAD_INTERNAL_PARENT": str(os.getpid()),
+    }
+    environ.pop("MIRBAD_REDIS_URL_FILE", None)
+    return environ
+
+
+__all__ = ["CannotStart", "Session"]

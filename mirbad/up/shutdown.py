@@ -1,0 +1,101 @@
+"""The orderly end: the master's processes, then the agent, then its engines, then the broker."""
+
+import contextlib
+import subprocess
+import time
+
+from mirbad.up import programs
+from mirbad.up.programs import SERVICES, Layout
+from mirbad.up.progress import Progress
+from mirbad.up.signals import Stops
+from mirbad.up.supervisor import Control, NotAnswering
+
+_SERVICES_SECONDS = 14.0
+_AGENT_SECONDS = 12.0
+_ENGINES_SECONDS = 45.0
+_ENGINE_GRACE_SECONDS = 10
+_POLL_SECONDS = 0.1
+
+
+class Shutdown:
+    """Ends everything of one run. What is wanted of the models is not touched, so the next run takes it up."""
+
+    def __init__(self, layout: Layout, environ: dict[str, str], progress: Progress, stops: Stops) -> None:
+        self._layout = layout
+        self._environ = environ
+        self._progress = progress
+        self._stops = stops
+
+    def run(self, supervisord: subprocess.Popen[bytes] | None) -> bool:
+        """End everything; False when it was hurried and processes were killed."""
+        if supervisord is not None and supervisord.poll() is None:
+            self._in_order(Control(self._layout.control_socket))
+        clean = not self._stops.hurried
+        if clean:
+            self._progress.now("stopping the engines of this machine")
+        engines_ended = self._stop_engines()
+        if supervisord is not None:
+            self._end(supervisord)
+        return clean and engines_ended and not self._stops.hurried
+
+    def _in_order(self, control: Control) -> None:
+        with contextlib.suppress(NotAnswering):
+            self._stop(control, SERVICES, _SERVICES_SECONDS, "stopping web, enroll, watcher, worker, beat")
+            # only when nobody watches any more: an engine that ends now must not read as one that failed
+            self._stop(control, ("agent",), _AGENT_SECONDS, "stopping the agent")
+
+    def _stop(self, control: Control, names: tuple[str, ...], seconds: float, text: str) -> None:
+        for name in names:
+            control.stop(name)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._stops.hurried:
+            states = control.states()
+            left = [name for name in names if not states[name].stopped]
+            if not left:
+                return
+            self._progress.now(f"{text} ({', '.join(left)} still running)")
+            time.sleep(_POLL_SECONDS)
+
+    def _stop_engines(self) -> bool:
+        if not self._layout.agent_config.exists():
+            return True
+        grace = 0 if self._stops.hurried else _ENGINE_GRACE_SECONDS
+        command = programs.agent(self._layout, "stop-all", "--grace", str(grace))
+        ending = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            programs.tethered(self._layout, command, scrubbed=True),
+            cwd=self._layout.root,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return self._wait_for_engines(ending, hurried_at_start=self._stops.hurried)
+
+    def _wait_for_engines(self, ending: subprocess.Popen[bytes], *, hurried_at_start: bool) -> bool:
+        deadline = time.monotonic() + _ENGINES_SECONDS
+        while ending.poll() is None:
+            if time.monotonic() > deadline:
+                ending.kill()
+                self._progress.warn("The engines of this machine did not end in time. Run: python -m agent stop-all")
+                return False
+            if self._stops.hurried and not hurried_at_start:
+                ending.kill()
+                ending.wait()
+                return self._stop_engines()
+            time.sleep(_POLL_SECONDS)
+        if ending.returncode:
+            output = ending.stdout.read().decode(errors="replace").strip() if ending.stdout else ""
+            last = output.splitlines()[-1] if output else f"exit code {ending.returncode}"
+            self._progress.warn(f"The engines of this machine were not all stopped: {last}")
+        return ending.returncode == 0
+
+    def _end(self, supervisord: subprocess.Popen[bytes]) -> None:
+        if not self._stops.hurried:
+            with contextlib.suppress(NotAnswering):
+                Control(self._layout.control_socket).shutdown()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                supervisord.wait(timeout=8)
+        # every child of supervisord is tethered to it
+        supervisord.kill()
+        supervisord.wait()
