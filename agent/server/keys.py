@@ -8,12 +8,17 @@ from agent.config import AgentConfig
 
 if TYPE_CHECKING:
     from agent.fence import Fence
-    from agent.identity import Identity
     from agent.operations import Journal
     from agent.running import Instances
+    from agent.server.events import Hub
+    from agent.server.status import Reporter
+    from agent.server.tls import Door
 
 CONFIG: web.AppKey[AgentConfig] = web.AppKey("config", AgentConfig)
 INSTANCES: "web.AppKey[Instances]" = web.AppKey("instances")
 FENCE: "web.AppKey[Fence]" = web.AppKey("fence")
 JOURNAL: "web.AppKey[Journal]" = web.AppKey("journal")
-IDENTITY: "web.AppKey[Identity]" = web.AppKey("identity")
+DOOR: "web.AppKey[Door]" = web.AppKey("door")
+"""The identity in use is ``app[DOOR].identity``; it changes with a rekey."""
+HUB: "web.AppKey[Hub]" = web.AppKey("hub")
+REPORTER: "web.AppKey[Reporter]" = web.AppKey("reporter")

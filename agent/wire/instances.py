@@ -114,6 +114,12 @@ class StopRequest(WireModel):
     grace_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
 
 
+class Forgotten(WireModel):
+    """``DELETE /agent/v1/instances/{instanceId}``: the record is gone, now or before."""
+
+    instance_id: str
+
+
 class LogSlice(WireModel):
     """``GET /agent/v1/instances/{instanceId}/log?tail=&after=``. `next` is given back as ``after`` to read on."""
 

@@ -1,0 +1,128 @@
+"""What this machine tells of itself: info, capabilities, status."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent import __version__
+from agent.clock import monotonic, now_text
+from agent.errors import AgentError
+from agent.fence import Fence
+from agent.identity import Identity, read_machine_id
+from agent.running import Instances
+from agent.server.seq import Sequence
+from agent.wire.base import PROTOCOL_VERSIONS
+from agent.wire.capability import AgentInfo, Capabilities
+from agent.wire.errors import AgentCode
+from agent.wire.status import GpuStatus, HostStatus, NodeStatus
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TELEMETRY_SECONDS = 4.0
+CAPABILITIES_SECONDS = 30.0
+TELEMETRY_FRESH_SECONDS = 1.0
+"""Readers within this time share one reading, so that many of them cost no more than one."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """How the machine is read. Each may take time; none may be trusted to return."""
+
+    host: Callable[[], Awaitable[HostStatus]]
+    gpus: Callable[[], Awaitable[tuple[GpuStatus, ...]]]
+    capabilities: Callable[[], Awaitable[Capabilities]]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    at: float
+    host: HostStatus
+    gpus: tuple[GpuStatus, ...]
+    warnings: tuple[str, ...]
+
+
+class Reporter:
+    """Builds the messages that describe this machine. What a probe cannot say is unknown, and a warning says so."""
+
+    def __init__(self, probes: Probes, instances: Instances, fence: Fence, sequence: Sequence) -> None:
+        self._probes = probes
+        self._instances = instances
+        self._fence = fence
+        self._sequence = sequence
+        self._machine_id_hash = read_machine_id()
+        self._reading: _Reading | None = None
+        self._capabilities: Capabilities | None = None
+        self._probing = asyncio.Lock()
+
+    def info(self, identity: Identity) -> AgentInfo:
+        """All that is told before approval."""
+        return AgentInfo(
+            node_id=identity.node_id,
+            node_uid=identity.node_uid,
+            agent_version=__version__,
+            protocol_versions=PROTOCOL_VERSIONS,
+            boot_id=self._sequence.boot_id,
+            held_claim=self._fence.held,
+            machine_id_hash=self._machine_id_hash,
+            cert_not_after=identity.not_after,
+            spki_sha256=identity.spki,
+            trust_bundle_hash=identity.trust_bundle_hash,
+        )
+
+    async def capabilities(self) -> Capabilities:
+        """What the machine can do, read now. AgentError INTERNAL when it cannot be told."""
+        async with self._probing:
+            capabilities = await _bounded("capabilities", self._probes.capabilities(), CAPABILITIES_SECONDS)
+            if capabilities is None:
+                raise AgentError(AgentCode.INTERNAL, "this machine could not tell what it can do; see the agent's log")
+            self._capabilities = capabilities
+            self._sequence.note(capabilities)
+            return capabilities
+
+    async def status(self) -> Callable[[int], NodeStatus]:
+        """Read what takes time; the returned function fills in the rest at one moment, under the given number."""
+        reading = await self._read()
+
+        def finish(seq: int) -> NodeStatus:
+            return NodeStatus(
+                boot_id=self._sequence.boot_id,
+                seq=seq,
+                capabilities_seq=self._sequence.capabilities_seq,
+                time=now_text(),
+                held_claim=self._fence.held,
+                host=reading.host,
+                gpus=reading.gpus,
+                instances=self._instances.views(),
+                warnings=reading.warnings + (self._capabilities.warnings if self._capabilities else ()),
+            )
+
+        return finish
+
+    async def _read(self) -> _Reading:
+        if self._reading is not None and monotonic() - self._reading.at < TELEMETRY_FRESH_SECONDS:
+            return self._reading
+        host, gpus = await asyncio.gather(
+            _bounded("host telemetry", self._probes.host(), TELEMETRY_SECONDS),
+            _bounded("GPU telemetry", self._probes.gpus(), TELEMETRY_SECONDS),
+        )
+        warnings = tuple(
+            f"{name} could not be read; see the agent's log"
+            for name, value in (("host telemetry", host), ("GPU telemetry", gpus))
+            if value is None
+        )
+        self._reading = _Reading(monotonic(), host or HostStatus(), gpus or (), warnings)
+        return self._reading
+
+
+async def _bounded(what: str, probe: Awaitable[T], seconds: float) -> T | None:
+    try:
+        return await asyncio.wait_for(probe, seconds)
+    except TimeoutError:
+        log.warning("%s did not answer within %g s", what, seconds)
+    except Exception:  # noqa: BLE001  drivers fail in ways nobody lists; a status without them beats no status
+        log.exception("%s could not be read", what)
+    return None
