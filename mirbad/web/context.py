@@ -5,6 +5,7 @@ from typing import Any
 from django.http import HttpRequest
 
 import mirbad
+from mirbad.kernel import clock
 from mirbad.kernel.roles import OPERATOR, OWNER, VIEWER, has_role
 
 THEMES = ("auto", "light", "dark")
@@ -19,6 +20,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     return {
         "shell": {
             "version": mirbad.__version__,
+            "now": clock.now().isoformat(),
             "theme": theme if theme in THEMES else "auto",
             "area": (match.app_name or match.url_name or "") if match else "",
             "page": (match.view_name or "") if match else "",

@@ -1,7 +1,7 @@
 """A page and its fragment: one view, one view-model, one partial. And the answers to an action."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.contrib import messages
@@ -32,8 +32,19 @@ def private(response: HttpResponse) -> HttpResponse:
     return response
 
 
-def done(request: HttpRequest, words: str, *, to: str, topics: tuple[str, ...] = (), go: bool = False) -> HttpResponse:
-    """An action succeeded: `words` for the person, `topics` for the parts of the page that read it again.
+def perform(
+    request: HttpRequest, action: Callable[[], Any], words: str, *, to: str, go: bool = False
+) -> HttpResponse:
+    """Run `action`; say `words`, or show its refusal where the person acted."""
+    try:
+        action()
+    except MirbadError as error:
+        return refused(request, error, to=to)
+    return done(request, words, to=to, go=go)
+
+
+def done(request: HttpRequest, words: str, *, to: str, go: bool = False) -> HttpResponse:
+    """An action succeeded: `words` for the person; the live parts of the page read themselves again.
 
     Without htmx, and with `go`, the browser goes to `to`.
     """
@@ -44,9 +55,8 @@ def done(request: HttpRequest, words: str, *, to: str, topics: tuple[str, ...] =
     if go:
         messages.success(request, words)
         response["HX-Redirect"] = to
-        return response
-    events: dict[str, Any] = {"mirbad:done": {"text": words}} | {f"mirbad:{topic}": {} for topic in topics}
-    response["HX-Trigger"] = json.dumps(events)
+    else:
+        response["HX-Trigger"] = json.dumps({"mirbad:done": {"text": words}})
     return response
 
 

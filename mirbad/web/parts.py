@@ -1,0 +1,136 @@
+"""Values that view-models are made of: badges, bars, and words for numbers. Pure; None reads "not reported"."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+NOT_REPORTED = "not reported"
+
+Tone = Literal["ok", "busy", "warn", "bad", "idle", "unknown"]
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """A state: word and icon say it, the tone only supports them."""
+
+    label: str
+    tone: Tone
+    icon: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A share of something. `value` None draws an empty bar that reads "not reported"."""
+
+    label: str
+    value: int | None
+    maximum: int | None
+    text: str
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to draw."""
+        return self.value is not None and bool(self.maximum)
+
+    @property
+    def percent(self) -> int | None:
+        """Whole percent, or None when unknown."""
+        if self.value is None or not self.maximum:
+            return None
+        return round(100 * self.value / self.maximum)
+
+    @property
+    def high(self) -> int:
+        """Where the bar begins to be nearly full."""
+        return round((self.maximum or 0) * 0.85)
+
+    @property
+    def very_high(self) -> int:
+        """Where the bar is as good as full."""
+        return round((self.maximum or 0) * 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Something an operator should look at: what is wrong, and where to act."""
+
+    tone: Tone
+    icon: str
+    title: str
+    detail: str
+    url: str
+    action: str
+    since: datetime | None = None
+
+
+def memory_bar(label: str, used: int | None, total: int | None) -> Bar:
+    """A bar of memory: ``12.1 of 24.0 GiB``."""
+    if total is None:
+        return Bar(label, None, None, NOT_REPORTED if used is None else f"{size(used)} used, total {NOT_REPORTED}")
+    if used is None:
+        return Bar(label, None, total, f"{size(total)}, use {NOT_REPORTED}")
+    return Bar(label, used, total, f"{size(used)} of {size(total)}")
+
+
+def size(value: Any) -> str:
+    """Bytes in binary units, three digits at most: ``145 MiB``, ``23.6 GiB``."""
+    if value is None or isinstance(value, str):
+        return NOT_REPORTED
+    amount = float(value)
+    for unit in _BINARY_UNITS:
+        if abs(amount) < 1000 or unit == _BINARY_UNITS[-1]:
+            digits = 0 if unit == "B" or amount >= 100 or amount == int(amount) else 1
+            return f"{amount:.{digits}f} {unit}"
+        amount /= 1024
+    raise AssertionError("the last unit takes everything")
+
+
+def span(value: Any) -> str:
+    """A duration in words that stay short: ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d``."""
+    if value is None:
+        return NOT_REPORTED
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return _two(whole // 60, "min", whole % 60, "s")
+    if whole < 86400:
+        return _two(whole // 3600, "h", whole % 3600 // 60, "min")
+    return _two(whole // 86400, "d", whole % 86400 // 3600, "h") if whole < 7 * 86400 else f"{whole // 86400} d"
+
+
+def _two(first: int, unit: str, second: int, small: str) -> str:
+    return f"{first} {unit} {second} {small}" if second else f"{first} {unit}"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """How long ago `moment` was, or how long until it comes."""
+    if moment is None:
+        return "never"
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 5:
+        return "just now"
+    words = _coarse(abs(seconds))
+    return f"{words} ago" if seconds > 0 else f"in {words}"
+
+
+def _coarse(seconds: float) -> str:
+    for limit, divisor, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // divisor)} {unit}"
+    return f"{int(seconds // 86400)} d"
+
+
+def fingerprint(spki: str) -> tuple[str, ...]:
+    """A SHA-256 in hex, in 16 groups of 4, for eyes that compare."""
+    return tuple(spki[i : i + 4] for i in range(0, len(spki), 4))
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
