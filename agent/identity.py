@@ -7,7 +7,6 @@
 import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -43,7 +42,7 @@ class BrokenIdentity(Exception):
 
 
 class MissingIdentity(Exception):
-    """This state folder has not joined a master."""
+    """The state folder has not joined a master."""
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -313,8 +312,3 @@ def read_machine_id() -> str:
 def read_boot_id() -> str:
     """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def is_owner_only(path: Path) -> bool:
-    """Whether nobody but the owner may read `path`."""
-    return (os.stat(path).st_mode & 0o077) == 0

@@ -165,7 +165,9 @@ class Journal:
         await self._finish(call, started, answer, None)
         return answer
 
-    async def _finish(self, call: Call, started: OperationView, answer: Answer | None, error: AgentError | None) -> None:
+    async def _finish(
+        self, call: Call, started: OperationView, answer: Answer | None, error: AgentError | None
+    ) -> None:
         refusal: Refusal | None = error.to_refusal() if error else None
         view = started.model_copy(
             update={

@@ -57,9 +57,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """
     try:
         text = data.decode("utf-8")
-        value = json.loads(
-            text, parse_int=_int, parse_float=_float, parse_constant=_constant, object_pairs_hook=_pairs
-        )
+        value = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_constant, object_pairs_hook=_pairs)
     except UnicodeDecodeError:
         _refuse("it is not UTF-8")
     except RecursionError:
@@ -107,9 +105,7 @@ async def read_bytes(request: web.Request, limit: int = JSON_BODY_LIMIT) -> byte
             chunks.append(chunk)
         else:
             return b"".join(chunks)
-    raise AgentError(
-        AgentCode.PAYLOAD_TOO_LARGE, f"the body is larger than {limit} bytes", {"limitBytes": limit}
-    )
+    raise AgentError(AgentCode.PAYLOAD_TOO_LARGE, f"the body is larger than {limit} bytes", {"limitBytes": limit})
 
 
 def parse_message(model: type[T], value: dict[str, Any]) -> T:
@@ -122,6 +118,4 @@ def parse_message(model: type[T], value: dict[str, Any]) -> T:
             for item in error.errors(include_url=False, include_input=False, include_context=False)
         ]
         named = "; ".join(f"{item['field']}: {item['problem']}" for item in problems[:5])
-        raise AgentError(
-            AgentCode.INVALID_REQUEST, f"the body does not fit: {named}", {"problems": problems}
-        ) from None
+        raise AgentError(AgentCode.INVALID_REQUEST, f"the body does not fit: {named}", {"problems": problems}) from None

@@ -95,9 +95,7 @@ class Hub:
             self._loop.call_soon_threadsafe(self._tell_instance, view)
 
     def _tell_instance(self, view: InstanceView) -> None:
-        self._tell(
-            Event(kind="instance", boot_id=self._sequence.boot_id, seq=self._sequence.next(), instance=view)
-        )
+        self._tell(Event(kind="instance", boot_id=self._sequence.boot_id, seq=self._sequence.next(), instance=view))
 
     async def refresh(self) -> NodeStatus:
         """Read a whole status, tell it to every listener, and return it. Every reader gets the same numbers."""

@@ -101,9 +101,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def refusal(error: AgentError, status: int | None = None) -> web.Response:
     """The answer that carries `error`."""
-    return web.json_response(
-        error.to_refusal().to_wire(), status=status or error.http_status, dumps=json.dumps
-    )
+    return web.json_response(error.to_refusal().to_wire(), status=status or error.http_status, dumps=json.dumps)
 
 
 def _is_answered(request: web.Request) -> bool:
