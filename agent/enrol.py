@@ -197,7 +197,7 @@ def fetch_authority(listener: Listener, expected: tuple[str, ...]) -> x509.Certi
     seen = f"sha256:{hashlib.sha256(chain[-1]).hexdigest()}" if chain else "nothing"
     raise HashDiffers(
         f"{listener} shows another CA than the one in --ca-hash (it shows {seen}). The token was not sent. Copy "
-        "the join command from the master again; if it still differs, somebody stands between this machine and the master"
+        "the join command from the master again; if it still differs, somebody stands between this machine and it"
     )
 
 

@@ -30,7 +30,7 @@ class BrokenFence(Exception):
 
 
 class Fence:
-    """The claim held for the node with `node_uid`. One that was given to another uid (before a new join) counts no more."""
+    """The claim held for the node with `node_uid`. One given to another uid (before a new join) counts no more."""
 
     def __init__(self, state_dir: Path, node_uid: str) -> None:
         self._path = state_dir / "fence.json"

@@ -100,7 +100,7 @@ class Journal:
         self._at_work: dict[str, asyncio.Task[Answer]] = {}
 
     def open(self) -> None:
-        """Read what is on disk. A file that is not a call is left out and named in the log. OSError as the disk says."""
+        """Read what is on disk. A file that is no call is left out and named in the log. OSError as the disk says."""
         ensure_private_dir(self._folder)
         found: list[tuple[str, _Entry]] = []
         for path in self._folder.glob("*.json"):

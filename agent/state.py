@@ -1,8 +1,11 @@
 """Files of the agent's state folder: written whole, flushed to disk, then put in place."""
 
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +52,27 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+
+
+class Locked(Exception):
+    """Another process holds the lock; `holder` is its process id, empty when it did not say."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"held by process {holder or 'unknown'}")
+        self.holder = holder
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` until the block ends, or the process does. Locked when another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Locked(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -32,7 +32,7 @@ def without_secrets(text: str) -> str:
 
 
 class ReadableFormatter(logging.Formatter):
-    """``12:00:00 warning agent.fence: …``"""
+    """A line such as ``12:00:00 WARNING agent.fence: …``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")

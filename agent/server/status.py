@@ -123,6 +123,6 @@ async def _bounded(what: str, probe: Awaitable[T], seconds: float) -> T | None:
         return await asyncio.wait_for(probe, seconds)
     except TimeoutError:
         log.warning("%s did not answer within %g s", what, seconds)
-    except Exception:  # noqa: BLE001  drivers fail in ways nobody lists; a status without them beats no status
+    except Exception:  # drivers fail in ways nobody lists; a status without them beats no status
         log.exception("%s could not be read", what)
     return None

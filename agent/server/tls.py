@@ -9,7 +9,7 @@ import os
 import ssl
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ from agent.wire.tls import peer_spki, pin
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path to `data` that only this process has: OpenSSL reads keys from files alone, and no file may change under it."""
+    """A path to `data` that only this process has: OpenSSL reads keys from files, and no file may change under it."""
     descriptor = os.memfd_create("mirbad-identity", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, data)
@@ -69,10 +69,8 @@ def _prove(server_context: ssl.SSLContext, identity: Identity) -> None:
             return
         except ssl.SSLWantReadError:
             pass
-        try:
+        with suppress(ssl.SSLWantReadError):
             server.do_handshake()
-        except ssl.SSLWantReadError:
-            pass
     raise ssl.SSLError("the handshake in memory did not end")
 
 
