@@ -1,5 +1,8 @@
 """Writing of audit lines."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django.db import transaction
 
 from audit.actions import ACTIONS, RESULTS
@@ -8,6 +11,7 @@ from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.redact import redact
+from mirbad.live import hints
 
 
 def record(
@@ -45,6 +49,7 @@ def record(
         result=result,
         **{column: _fitting(column, text) for column, text in texts.items()},
     )
+    transaction.on_commit(_hint, robust=True)
 
 
 def record_refusal(
@@ -57,7 +62,13 @@ def record_refusal(
     operation_id: str = "",
     target: str = "",
 ) -> None:
-    """Write that `error` refused an action. Call it outside the transaction that failed: it opens its own."""
+    """Write that `error` refused an action. Call it outside the transaction that failed: it opens its own.
+
+    The same error object is written once: page, API and domain may all call this on its way out.
+    """
+    if getattr(error, "audited", False):
+        return
+    error.audited = True  # type: ignore[attr-defined] # a mark of ours that nothing else reads
     with transaction.atomic():
         record(
             action,
@@ -70,6 +81,30 @@ def record_refusal(
             error_code=error.code,
             detail=error.detail,
         )
+
+
+@contextmanager
+def refusals_recorded(
+    action: str,
+    actor: Actor,
+    *,
+    node_id: str = "",
+    model_id: str = "",
+    operation_id: str = "",
+    target: str = "",
+) -> Iterator[None]:
+    """Record a MirbadError that leaves the block, once however many of these it passes. Not inside a transaction."""
+    try:
+        yield
+    except MirbadError as error:
+        record_refusal(
+            action, actor, error, node_id=node_id, model_id=model_id, operation_id=operation_id, target=target
+        )
+        raise
+
+
+def _hint() -> None:
+    hints.changed("audit")
 
 
 def _fitting(column: str, text: str) -> str:

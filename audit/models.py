@@ -1,12 +1,15 @@
-"""The audit line."""
+"""The audit line, and how far the chain over the lines has come."""
 
 from django.db import models
 
+from audit.actions import RESULTS
+
 
 class AuditLine(models.Model):
-    """One action and its outcome. Written in the caller's transaction, never changed; see `audit.log.record`."""
+    """One action and its outcome. Written in the caller's transaction and never changed; see `audit.log.record`.
 
-    RESULTS = ("succeeded", "failed", "refused", "accepted", "unknown")
+    `seq` and `digest` are its place in the hash chain; both are empty until `audit.seal` gives them, once.
+    """
 
     time = models.DateTimeField(db_index=True)
     actor = models.CharField(max_length=80)
@@ -18,9 +21,30 @@ class AuditLine(models.Model):
     result = models.CharField(max_length=10, choices=[(r, r) for r in RESULTS])
     error_code = models.CharField(max_length=60, blank=True, default="")
     detail = models.CharField(max_length=2000, blank=True, default="")
+    seq = models.BigIntegerField(null=True, blank=True, unique=True)
+    digest = models.CharField(max_length=64, blank=True, default="")
 
     class Meta:
         ordering = ("-id",)
+        indexes = [models.Index(fields=("id",), condition=models.Q(seq__isnull=True), name="audit_line_unsealed")]
 
     def __str__(self) -> str:
         return f"{self.time:%Y-%m-%d %H:%M:%S} {self.actor} {self.action} {self.result}"
+
+
+class ChainState(models.Model):
+    """One row: the newest link, the link before the oldest kept line, and the last line known to be in the files."""
+
+    singleton = models.BooleanField(default=True, unique=True)
+    head_seq = models.BigIntegerField(default=0)
+    head_digest = models.CharField(max_length=64)
+    base_seq = models.BigIntegerField(default=0)
+    base_digest = models.CharField(max_length=64)
+    written_seq = models.BigIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "chain state"
+        constraints = [models.CheckConstraint(condition=models.Q(singleton=True), name="one_chain_state")]
+
+    def __str__(self) -> str:
+        return f"{self.head_seq} links"

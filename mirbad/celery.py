@@ -14,7 +14,7 @@ from mirbad.tasking.app import app
 
 __all__ = ["app"]
 
-app.conf.imports = ("jobs.tasks",)
+app.conf.imports = ("jobs.tasks", "audit.tasks")
 
 
 def _every(task: str, seconds: float) -> dict[str, Any]:
@@ -25,6 +25,8 @@ def _every(task: str, seconds: float) -> dict[str, Any]:
 app.conf.beat_schedule = {
     "ring-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
+    "seal-audit-lines": _every("audit.seal", 5.0),
+    "prune-audit-lines": _every("audit.retention", 3600.0),
 }
 
 _beats: list[heartbeat.Heartbeat] = []
