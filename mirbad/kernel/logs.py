@@ -37,8 +37,8 @@ def _drop_color_message(_: WrappedLogger, __: str, event: EventDict) -> EventDic
     return event
 
 
-def configure(process: str) -> None:
-    """Log to ``MIRBAD_DATA/logs/<process>.log`` (rotated) and, in words, to the standard error stream."""
+def configure(process: str, *, console: bool = True) -> None:
+    """Log to ``MIRBAD_DATA/logs/<process>.log`` (rotated) and, with `console`, in words to standard error."""
     level = settings().log_level.upper()
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -46,8 +46,8 @@ def configure(process: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    console = logging.StreamHandler(sys.stderr)
-    console.setFormatter(
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(
         _RedactingFormatter(
             foreign_pre_chain=_shared(),
             processors=[
@@ -57,7 +57,7 @@ def configure(process: str) -> None:
             ],
         )
     )
-    handlers: list[logging.Handler] = [console]
+    handlers: list[logging.Handler] = [stream] if console else [logging.NullHandler()]
     directory = settings().logs_dir
     if directory.is_dir():
         file = logging.handlers.RotatingFileHandler(

@@ -1,0 +1,41 @@
+"""``python -m mirbad.up.bootstrap``: started by `make up`, ends when everything is up. Not for a shell.
+
+A process of its own, so that the supervisor's side never holds Django in memory.
+"""
+
+import os
+import sys
+
+from mirbad.kernel.errors import MirbadError
+from mirbad.up.errors import CannotStart
+from mirbad.up.progress import Progress
+from mirbad.up.session import REPORT
+
+
+def report(word: str) -> None:
+    """Tell the supervisor's side how far we are."""
+    if descriptor := os.environ.get(REPORT):
+        os.write(int(descriptor), f"{word}\n".encode())
+
+
+def main() -> int:
+    """0 when all is up; 1 when something failed, which has been said."""
+    import django
+
+    django.setup()
+    from mirbad.kernel import logs
+    from mirbad.up.bootstrap import steps
+
+    logs.configure("bootstrap", console=False)
+    progress = Progress()
+    try:
+        return 0 if steps.run(progress, report) else 1
+    except CannotStart as error:
+        progress.warn(str(error))
+    except MirbadError as error:
+        progress.warn(f"{error.detail} ({error.code})")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The database brought to this version, with what every master has in it."""
+
+from django.db import OperationalError, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
+
+from mirbad.kernel.conf import settings
+from mirbad.up.errors import CannotStart
+from mirbad.up.progress import Progress
+
+
+def migrate(progress: Progress) -> int:
+    """Apply what is missing; the number of migrations applied. Raises CannotStart."""
+    progress.now("looking at the database")
+    try:
+        executor = MigrationExecutor(connection)
+        _require_known(executor)
+        plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
+        if plan:
+            from django.core.management import call_command
+
+            progress.now(f"bringing the database up to date ({len(plan)} migrations)")
+            call_command("migrate", interactive=False, verbosity=0)
+    except OperationalError as error:
+        raise CannotStart(_sentence(error)) from error
+    return len(plan)
+
+
+def _require_known(executor: MigrationExecutor) -> None:
+    own = {label for label, _ in executor.loader.disk_migrations}
+    applied = MigrationRecorder(connection).applied_migrations()
+    unknown = sorted(
+        f"{app}.{name}" for app, name in applied if app in own and (app, name) not in executor.loader.graph.nodes
+    )
+    if unknown:
+        raise CannotStart(
+            f"The data was written by a newer Mirbad (it knows {unknown[-1]}). "
+            "Start that version, or use a copy of older data."
+        )
+
+
+def _sentence(error: OperationalError) -> str:
+    words = " ".join(str(error).split())
+    if settings().database_url:
+        return f"The database of DATABASE_URL cannot be used: {words}"
+    return f"The database {settings().data / 'mirbad.sqlite3'} cannot be used: {words}"

