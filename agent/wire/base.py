@@ -15,6 +15,8 @@ INSTANCE_HEADER = "Mirbad-Instance"
 OPERATION_HEADER = "Mirbad-Operation"
 MODEL_HEADER = "Mirbad-Model"
 GENERATION_HEADER = "Mirbad-Generation"
+ANSWER_HEADER = "Mirbad-Answer"
+"""``engine`` on a relayed answer that the engine gave; without it the agent itself speaks."""
 
 NODE_NAME_SUFFIX = "node.mirbad.internal"
 """An agent's certificate carries ``<uid>.node.mirbad.internal``; that name is checked, never the address."""
