@@ -4,6 +4,7 @@
 in-memory schedule come from `mirbad.tasking.app`.
 """
 
+import logging
 from typing import Any
 
 from celery.signals import beat_init, celeryd_init, setup_logging, worker_ready, worker_shutdown
@@ -46,6 +47,9 @@ def _worker_begins(**_: Any) -> None:
 @setup_logging.connect(weak=False)
 def _configure_logs(**_: Any) -> None:
     logs.configure("worker" if _is_worker else "beat")
+    # A line for each tick that is sent and received would bury what happened.
+    for chatty in ("celery.beat", "celery.worker.strategy"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 @worker_ready.connect(weak=False)

@@ -6,6 +6,8 @@ MirbadError
 │   ├── PlacementRequired        400 placement_required
 │   ├── UseMove                  400 use_move
 │   └── UseUnplace               400 use_unplace
+├── GpuMissing                   422 gpu_missing
+├── ImageMissing                 422 image_missing
 └── Conflict
     ├── ModelBusy                409 model_busy
     ├── ModelPlaced              409 invalid_state
@@ -13,7 +15,7 @@ MirbadError
     └── NameTaken                409 name_taken
 """
 
-from mirbad.kernel.errors import Conflict, InvalidRequest
+from mirbad.kernel.errors import Conflict, InvalidRequest, MirbadError
 
 
 class PlacementInvalid(InvalidRequest):
@@ -60,3 +62,17 @@ class NameTaken(Conflict):
     """The id or a served name belongs to another model."""
 
     code = "name_taken"
+
+
+class GpuMissing(MirbadError):
+    """A GPU that the model is placed on is not on its node any more."""
+
+    code = "gpu_missing"
+    http_status = 422
+
+
+class ImageMissing(MirbadError):
+    """A model that runs as a container names no image, and neither its node nor the master has a default one."""
+
+    code = "image_missing"
+    http_status = 422

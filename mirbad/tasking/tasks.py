@@ -1,7 +1,6 @@
 """Typed tasks that carry an id and nothing else, rung when the transaction has committed."""
 
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 from django.db import transaction
@@ -14,35 +13,29 @@ log = structlog.get_logger(__name__)
 
 
 class Bell:
-    """A task named `name` that is given one id. Losing a ring loses nothing: a sweep rings for what is due."""
+    """A doorbell: a task that is given one id. Losing a ring loses nothing: a sweep rings for what is due.
 
-    def __init__(self, name: str, function: Callable[[str], None]) -> None:
+    It is known by name, so that a module may ring without importing the one that answers.
+    """
+
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._task: Any = app.task(name=name)(function)
 
-    def __call__(self, identity: str) -> None:
-        """Do the work here and now."""
-        self._task(identity)
+    def answer(self, function: Callable[[str], None]) -> Callable[[str], None]:
+        """Decorate the function that a worker runs for a ring."""
+        app.task(name=self.name)(function)
+        return function
 
     def ring(self, identity: str, delay_seconds: float = 0.0) -> bool:
         """Ask a worker to run it after `delay_seconds`. False when the broker could not be reached within seconds."""
         if not settings().redis_url:
             return False
         try:
-            self._task.apply_async(args=(identity,), countdown=delay_seconds or None)
+            app.send_task(self.name, args=(identity,), countdown=delay_seconds or None)
         except (OperationalError, OSError) as error:
             log.warning("the broker cannot be reached; the sweep will ring", task=self.name, error=str(error))
             return False
         return True
-
-
-def bell(name: str) -> Callable[[Callable[[str], None]], Bell]:
-    """Decorate a function of one id as a task."""
-
-    def decorate(function: Callable[[str], None]) -> Bell:
-        return Bell(name, function)
-
-    return decorate
 
 
 def tick(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -55,10 +48,10 @@ def tick(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
     return decorate
 
 
-def enqueue(task: Bell, identity: str, delay_seconds: float = 0.0) -> None:
-    """Ring `task` once the open transaction has committed (at once without one); a failure to ring is only logged."""
+def enqueue(bell: Bell, identity: str, delay_seconds: float = 0.0) -> None:
+    """Ring `bell` once the open transaction has committed (at once without one); a failure to ring is only logged."""
 
     def ring() -> None:
-        task.ring(identity, delay_seconds)
+        bell.ring(identity, delay_seconds)
 
     transaction.on_commit(ring, robust=True)

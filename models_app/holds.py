@@ -1,0 +1,55 @@
+"""Who keeps a model: one holder at a time, so that a move, a job and a person do not undo each other's work."""
+
+from django.db import IntegrityError, transaction
+
+from mirbad.kernel.errors import NotFound
+from models_app import events
+from models_app.errors import ModelBusy
+from models_app.models import Hold, ModelDefinition
+
+
+def _lock(model_id: str) -> None:
+    # The definition's row is the lock, so that a check and the write that follows it cannot be parted by a holder.
+    if not ModelDefinition.objects.select_for_update().filter(pk=model_id).exists():
+        raise NotFound(f"There is no model {model_id!r}.")
+
+
+def take(model_id: str, holder_kind: str, holder_id: str, words: str) -> None:
+    """Hold `model_id` in the caller's transaction; the same holder may take it again.
+
+    `words` complete "… holds it", such as "a move to node X". Raises ModelBusy, NotFound.
+    """
+    with transaction.atomic():
+        _lock(model_id)
+        require_free(model_id, unless=holder_id)
+        try:
+            Hold.objects.update_or_create(
+                model_id=model_id, defaults={"holder_kind": holder_kind, "holder_id": holder_id, "words": words}
+            )
+        except IntegrityError as error:
+            raise ModelBusy(f"Model {model_id!r} is busy: another action took it just now.") from error
+        events.changed(model_id)
+
+
+def release(model_id: str, holder_id: str) -> bool:
+    """Let go of `model_id`; False when `holder_id` does not hold it (any more)."""
+    with transaction.atomic():
+        gone, _ = Hold.objects.filter(model_id=model_id, holder_id=holder_id).delete()
+        if gone:
+            events.changed(model_id)
+    return bool(gone)
+
+
+def require_free(model_id: str, unless: str = "") -> None:
+    """Pass when nobody but `unless` holds `model_id`; inside a transaction it stays so until the end.
+
+    Raises ModelBusy with the holder's words, NotFound.
+    """
+    with transaction.atomic():
+        _lock(model_id)
+        hold = Hold.objects.filter(model_id=model_id).exclude(holder_id=unless).first()
+    if hold is not None:
+        raise ModelBusy(
+            f"Model {model_id!r} is busy: {hold.words} holds it. Wait for it to end, or stop it first.",
+            fields={"holderKind": hold.holder_kind, "holderId": hold.holder_id, "holder": hold.words},
+        )

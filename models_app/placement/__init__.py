@@ -1,0 +1,1 @@
+"""Where models run: the rules (`feasible`, pure) and the one that writes (`apply`)."""

@@ -1,0 +1,51 @@
+"""Engine arguments that an operator may not set: they move the address, carry a key, read files or load code.
+
+Address, key, weights and served names belong to the agent. The lists are by engine; other flags pass, and the engine
+itself refuses what it does not know.
+"""
+
+from collections.abc import Sequence
+
+
+def _flags(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MANAGED: dict[str, frozenset[str]] = {
+    "vllm": _flags(
+        "--host --port --uds --root-path --api-key --model --model-tag --served-model-name --tensor-parallel-size -tp "
+        "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --config --hf-token "
+        "--hf-config-path --tokenizer --download-dir --chat-template --middleware --tool-parser-plugin "
+        "--reasoning-parser-plugin --logits-processors --lora-modules --allowed-local-media-path --log-config-file "
+        "--otlp-traces-endpoint --kv-transfer-config --worker-cls --worker-extension-cls --scheduler-cls "
+        "--master-addr --master-port --data-parallel-address --data-parallel-rpc-port --headless --nnodes "
+        "--node-rank"
+    ),
+    "llama.cpp": _flags(
+        "-m --model -mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hfd -hfrd --hf-repo-draft -hff --hf-file "
+        "-hfv -hfrv --hf-repo-v -hffv --hf-file-v -hft --hf-token --host --port --reuse-port --path --api-prefix "
+        "--api-key --api-key-file --ssl-key-file --ssl-cert-file -a --alias --log-file -mm --mmproj -mmu --mmproj-url "
+        "--lora --lora-scaled --control-vector --control-vector-scaled -md --model-draft --spec-draft-model "
+        "--grammar-file -jf --json-schema-file --chat-template-file --slot-save-path --models-dir --models-preset "
+        "--media-path --rpc -f --file -bf --binary-file -lcs --lookup-cache-static -lcd --lookup-cache-dynamic "
+        "--tools --webui-config-file -mv --model-vocoder --props"
+    ),
+    "sim": _flags("--host --port --api-key --api-key-env --model --served-name --config"),
+}
+# argparse takes any unambiguous beginning of a long flag for the flag itself.
+_ABBREVIATES = frozenset({"vllm", "sim"})
+
+
+def refused(runtime: str, args: Sequence[str]) -> tuple[str, ...]:
+    """Those of `args` that the engine would take for a managed flag, without their values."""
+    managed = _MANAGED.get(runtime, frozenset())
+    names = [argument.split("=", 1)[0] for argument in args if argument.startswith("-")]
+    return tuple(name for name in names if _is_managed(runtime, name, managed))
+
+
+def _is_managed(runtime: str, name: str, managed: frozenset[str]) -> bool:
+    spelled = name.replace("_", "-") if name.startswith("--") else name
+    if spelled in managed:
+        return True
+    shortened = runtime in _ABBREVIATES and spelled.startswith("--") and len(spelled) > len("--")
+    return shortened and any(flag.startswith(spelled) for flag in managed)

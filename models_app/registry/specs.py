@@ -1,0 +1,107 @@
+"""What a node is asked to run: the launch spec of a placement, and the hash of all that a running engine depends on."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import SecretStr
+
+from agent.wire.capability import Delivery, Runtime
+from agent.wire.instances import LaunchSpec, SourceSpec
+from mirbad.kernel.conf import settings
+from mirbad.kernel.seal import seal, unseal
+from models_app.errors import ImageMissing
+from models_app.models import ModelDefinition, Placement
+from nodes.models import Node
+
+
+def _purpose(model_id: str) -> str:
+    return f"model-env:{model_id}"
+
+
+def seal_env(model_id: str, values: dict[str, str]) -> bytes | None:
+    """Secret environment values as one sealed blob; None for none."""
+    return seal(json.dumps(values, sort_keys=True).encode(), _purpose(model_id)) if values else None
+
+
+def unseal_env(model: ModelDefinition) -> dict[str, str]:
+    """The secret environment in clear, for a launch alone. Raises SealBroken."""
+    if not model.secret_env_sealed:
+        return {}
+    values: dict[str, str] = json.loads(unseal(bytes(model.secret_env_sealed), _purpose(model.pk)))
+    return values
+
+
+def image_of(model: ModelDefinition, node: Node) -> tuple[str, str]:
+    """(image, digest) that a container of `model` runs on `node`: its own, the node's default, the master's.
+
+    Both are empty when none is set; the digest is empty for an image that is named by tag alone.
+    """
+    if model.delivery != Delivery.CONTAINER:
+        return "", ""
+    if model.image:
+        return model.image, model.image_digest
+    if node.default_image:
+        return node.default_image, node.default_image_digest
+    image, _, digest = settings().engine_image.partition("@")
+    return image, digest
+
+
+def _source(model: ModelDefinition) -> SourceSpec | None:
+    # Read through the cache of a prefetch, so that lists of models need no query a row.
+    sources = sorted(model.sources.all(), key=lambda source: source.position)
+    return SourceSpec(folder=sources[0].folder, file=sources[0].file or None) if sources else None
+
+
+def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str:
+    """SHA-256 (lower hex) over everything that changes the running engine; secrets enter by their sealed form only."""
+    source = _source(model)
+    image, digest = image_of(model, node)
+    sealed = bytes(model.secret_env_sealed) if model.secret_env_sealed else b""
+    parts: dict[str, Any] = {
+        "runtime": model.runtime,
+        "delivery": model.delivery,
+        "names": model.names,
+        "source": source.to_wire() if source else None,
+        "image": image,
+        "digest": digest,
+        "args": model.args,
+        "env": model.env,
+        "secrets": hashlib.sha256(sealed).hexdigest() if sealed else "",
+        "gpus": placement.gpu_uuids,
+        "context": model.context_length,
+        "gpuBudget": model.gpu_memory_budget_bytes,
+        "hostBudget": model.host_memory_budget_bytes,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> LaunchSpec:
+    """The wire message that runs `placement` on `node`. Raises ImageMissing, SealBroken."""
+    model = placement.model
+    image, digest = image_of(model, node)
+    if model.delivery == Delivery.CONTAINER and not image:
+        raise ImageMissing(
+            f"Model {model.pk!r} runs as a container but names no image. Give it one, set a default image in the "
+            f"settings of node {node.pk!r}, or set MIRBAD_ENGINE_IMAGE."
+        )
+    return LaunchSpec(
+        model_id=model.pk,
+        generation=placement.generation,
+        config_hash=config_hash(model, placement, node),
+        runtime=Runtime(model.runtime),
+        delivery=Delivery(model.delivery),
+        served_names=model.names,
+        source=_source(model),
+        image=image or None,
+        image_digest=digest or None,
+        args=tuple(model.args),
+        env=dict(model.env),
+        secret_env={name: SecretStr(value) for name, value in unseal_env(model).items()},
+        gpu_uuids=tuple(placement.gpu_uuids),
+        gpu_memory_budget_bytes=model.gpu_memory_budget_bytes,
+        host_memory_budget_bytes=model.host_memory_budget_bytes,
+        context_length=model.context_length,
+        start_timeout_seconds=model.start_timeout_seconds,
+        force=force,
+    )

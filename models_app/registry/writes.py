@@ -1,0 +1,180 @@
+"""Create, save and delete a model definition. Each is one transaction: check, change, audit, announce on commit."""
+
+from django.db import transaction
+
+from audit import log as audit_log
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.errors import InvalidRequest, NotFound
+from models_app import events, holds, routing
+from models_app.errors import ModelPlaced, NameTaken, PlacementRequired, UseMove, UseUnplace
+from models_app.models import ModelDefinition, ModelSource, Placement
+from models_app.placement import apply
+from models_app.registry.inputs import ModelInput, PlacementInput
+from models_app.registry.specs import seal_env, unseal_env
+from models_app.states import FAILED, RUNNING, STOPPED
+from nodes.models import Node
+from nodes.states import APPROVED, REVOKED
+
+_PLAIN = (
+    "display_name",
+    "runtime",
+    "delivery",
+    "image",
+    "image_digest",
+    "served_names",
+    "args",
+    "env",
+    "context_length",
+    "gpu_memory_budget_bytes",
+    "host_memory_budget_bytes",
+    "start_timeout_seconds",
+    "first_byte_timeout_seconds",
+    "idle_timeout_seconds",
+    "wait_when_starting_seconds",
+    "tags",
+    "auto_start",
+    "keep_serving",
+)
+
+
+def create(data: ModelInput, actor: Actor) -> ModelDefinition:
+    """A new model, placed where `data` says, or on the only fleet member when there is one.
+
+    Raises NameTaken, InvalidRequest, PlacementRequired, PlacementInvalid.
+    """
+    with transaction.atomic():
+        routing.bump()
+        _require_names_free(data)
+        model = ModelDefinition(pk=data.id)
+        _fill(model, data)
+        model.save(force_insert=True)
+        _write_sources(model, data)
+        wanted = _wanted_placement(data)
+        if wanted is not None:
+            apply.place_locked(model, wanted.node_id, wanted.gpu_uuids)
+        node_id = wanted.node_id if wanted else ""
+        audit_log.record("model.create", actor, model_id=model.pk, node_id=node_id)
+        events.changed(model.pk)
+    return model
+
+
+def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
+    """Save a whole definition over the one that stands; a running engine keeps its own until it is restarted.
+
+    Raises NotFound, InvalidRequest, NameTaken, UseMove, UseUnplace, PlacementChanged, PlacementInvalid, ModelBusy.
+    """
+    if data.id != model_id:
+        problem = {"code": "id_fixed", "message": "The id of a model never changes.", "field": "id"}
+        raise InvalidRequest(problem["message"], problems=[problem])
+    with transaction.atomic():
+        routing.bump()
+        model = _locked(model_id)
+        _require_names_free(data)
+        _fill(model, data)
+        model.save()
+        _write_sources(model, data)
+        if "placement" in data.model_fields_set:
+            _edit_placement(model, data)
+        audit_log.record("model.update", actor, model_id=model_id)
+        events.changed(model_id)
+    return model
+
+
+def delete(model_id: str, actor: Actor) -> None:
+    """Delete a model that runs nowhere and that nobody holds. Raises NotFound, ModelBusy, ModelPlaced."""
+    with transaction.atomic():
+        routing.bump()
+        model = _locked(model_id)
+        holds.require_free(model_id)
+        for placement in model.placements.select_for_update():
+            _require_not_running(placement)
+        model.placements.all().delete()
+        model.delete()
+        audit_log.record("model.delete", actor, model_id=model_id)
+        events.changed(model_id)
+
+
+def _locked(model_id: str) -> ModelDefinition:
+    model = ModelDefinition.objects.select_for_update().filter(pk=model_id).first()
+    if model is None:
+        raise NotFound(f"There is no model {model_id!r}.")
+    return model
+
+
+def _require_names_free(data: ModelInput) -> None:
+    wanted = set(data.names)
+    for other, served in ModelDefinition.objects.values_list("id", "served_names"):
+        if other == data.id:
+            continue
+        if clash := sorted(wanted & set(served or [other])):
+            raise NameTaken(
+                f"The name {clash[0]!r} already belongs to model {other!r}; give another served name.",
+                fields={"modelId": other, "names": clash},
+            )
+
+
+def _fill(model: ModelDefinition, data: ModelInput) -> None:
+    if model._state.adding and ModelDefinition.objects.filter(pk=data.id).exists():  # noqa: SLF001 - Django's documented API
+        raise NameTaken(f"There is already a model {data.id!r}; give another id.", fields={"modelId": data.id})
+    for name in _PLAIN:
+        setattr(model, name, getattr(data, name))
+    stored = unseal_env(model)
+    if unknown := sorted(name for name, value in data.secret_env.items() if value is None and name not in stored):
+        text = f"No value is stored for {', '.join(unknown)}; send one."
+        problem = {"code": "secret_missing", "message": text, "field": "secretEnv"}
+        raise InvalidRequest(text, problems=[problem])
+    values = {n: stored[n] if v is None else v.get_secret_value() for n, v in data.secret_env.items()}
+    # Sealing draws a new nonce, which would read as a changed configuration: seal again only what differs.
+    if values != stored or not values:
+        model.secret_env_sealed = seal_env(data.id, values)
+    model.secret_env_names = sorted(values)
+
+
+def _write_sources(model: ModelDefinition, data: ModelInput) -> None:
+    wanted = [source.model_dump() for source in data.sources]
+    fields = ("kind", "folder", "file", "repository", "revision")
+    if wanted == [{f: getattr(row, f) for f in fields} for row in model.sources.order_by("position")]:
+        return
+    model.sources.all().delete()
+    ModelSource.objects.bulk_create(
+        ModelSource(model=model, position=position, **source) for position, source in enumerate(wanted)
+    )
+
+
+def _wanted_placement(data: ModelInput) -> PlacementInput | None:
+    if data.placement is not None:
+        return data.placement
+    members = list(Node.objects.filter(lifecycle=APPROVED).values_list("pk", flat=True)[:2])
+    if len(members) > 1:
+        raise PlacementRequired("Choose the node that the model is to run on: the fleet has more than one.")
+    return PlacementInput(node_id=members[0]) if members else None
+
+
+def _edit_placement(model: ModelDefinition, data: ModelInput) -> None:
+    placement = model.placements.select_for_update().first()
+    wanted = data.placement
+    if placement is None:
+        if wanted is not None:
+            holds.require_free(model.pk)
+            apply.place_locked(model, wanted.node_id, wanted.gpu_uuids)
+        return
+    if wanted is None:
+        raise UseUnplace("An edit does not take a model off its node; use unplace.")
+    apply.require_generation(placement, data.placement_generation)
+    if wanted.node_id != placement.node_id_text:
+        raise UseMove(f"The model stands on node {placement.node_id_text!r}; use move to bring it to another.")
+    if list(wanted.gpu_uuids) != list(placement.gpu_uuids):
+        holds.require_free(model.pk)
+        apply.change_gpus(placement, wanted.gpu_uuids, data.placement_generation)
+
+
+def _require_not_running(placement: Placement) -> None:
+    if placement.desired == RUNNING:
+        raise ModelPlaced(f"Model {placement.model_id!r} is to run on {placement.node_id_text!r}; stop it first.")
+    node = Node.objects.filter(pk=placement.node_id_text).first()
+    if node is None or node.lifecycle == REVOKED or placement.observed in (STOPPED, FAILED):
+        return
+    raise ModelPlaced(
+        f"Model {placement.model_id!r} reads {placement.observed} on node {placement.node_id_text!r}; "
+        "it can be deleted once the node reports that it has stopped.",
+    )
