@@ -79,6 +79,11 @@ class Hub:
         self._read_status = read_status
 
     @property
+    def sequence(self) -> Sequence:
+        """The numbers that the hub gives out."""
+        return self._sequence
+
+    @property
     def listeners(self) -> int:
         """How many streams are open."""
         return len(self._listeners)

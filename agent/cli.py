@@ -1,0 +1,301 @@
+"""``mirbad-agent``: join, serve, status, stop-all. Exit 0 done, 1 not done and why, 2 a wrong command line."""
+
+import argparse
+import asyncio
+import getpass
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agent import __version__
+from agent.config import DEFAULT_CONFIG, AgentConfig, BadConfig, read_config
+from agent.enrol import JoinFailed, JoinOrder, existing, join
+from agent.fence import BrokenFence, held_claim
+from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
+from agent.server import logs
+from agent.state import Locked, ensure_private_dir, exclusive
+from agent.wire.enroll import GpuSummary, MachineSummary
+
+TOKEN_VARIABLE = "MIRBAD_JOIN_TOKEN"  # noqa: S105  the name of a variable, not a token
+_MACHINE_SECONDS = 20.0
+
+
+class CommandFailed(Exception):
+    """The command did not do what was asked; the text is for the person at the terminal."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"mirbad-agent: {line}\n")
+
+
+class _RefuseToken(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error(
+            f"a token on the command line would show in the process list; give it in {TOKEN_VARIABLE} or at the prompt"
+        )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="mirbad-agent", description="The agent of a Mirbad node.")
+    parser.add_argument("--version", action="version", version=f"mirbad-agent {__version__}")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--config", type=Path, help=f"the agent's configuration (default {DEFAULT_CONFIG})")
+    shared.add_argument("--state-dir", type=Path, help="where identity and records live, instead of agent.json's")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{join,serve,status,stop-all}")
+
+    verb = verbs.add_parser("join", parents=[shared], help="join a master, or re-pair with it")
+    verb.add_argument("--enroll-url", required=True, help="https://master:8443")
+    verb.add_argument("--ca-hash", required=True, help="sha256:… of the master's CA; several with commas")
+    verb.add_argument("--node-id", required=True)
+    verb.add_argument("--address", help="where the master should dial this agent, when not where the join comes from")
+    verb.add_argument("--port", type=int, help="the agent's port, instead of agent.json's")
+    verb.add_argument("--rekey", action="store_true", help="a new key for a node that the master knows")
+    verb.add_argument("--node-uid", help="with --rekey, when the state folder is lost")
+    verb.add_argument("--token", action=_RefuseToken, help=argparse.SUPPRESS)
+    verb.set_defaults(run=_join)
+
+    verb = verbs.add_parser("serve", parents=[shared], help="run engines and answer the master")
+    verb.set_defaults(run=_serve)
+
+    verb = verbs.add_parser("status", parents=[shared], help="what this machine's agent is, without asking it")
+    verb.add_argument("--json", action="store_true", dest="as_json")
+    verb.set_defaults(run=_status)
+
+    verb = verbs.add_parser("stop-all", parents=[shared], help="end the engines of this agent, after it has ended")
+    verb.add_argument("--grace", type=float, default=10.0, help="seconds before an engine is killed (default 10)")
+    verb.set_defaults(run=_stop_all)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        config = _config(arguments)
+        logs.configure(config.log_level)
+        return int(arguments.run(arguments, config))
+    except CommandFailed as error:
+        _complain(str(error))
+        return error.code
+    except (JoinFailed, MissingIdentity, BrokenIdentity, BrokenFence) as error:
+        _complain(str(error))
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}")
+        return 1
+    except KeyboardInterrupt:
+        return 1
+
+
+def _config(arguments: argparse.Namespace) -> AgentConfig:
+    path: Path = arguments.config or DEFAULT_CONFIG
+    if arguments.config is not None and not path.is_file():
+        raise CommandFailed(f"there is no configuration file {path}", 2)
+    try:
+        config = read_config(path)
+    except BadConfig as error:
+        raise CommandFailed(str(error), 2) from error
+    if arguments.state_dir is not None:
+        config = config.model_copy(update={"state_dir": arguments.state_dir.absolute()})
+    if config.log_level.lower() not in {"debug", "info", "warning", "error"}:
+        raise CommandFailed(f"{path}: log_level must be debug, info, warning or error", 2)
+    return config
+
+
+def _token() -> str:
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        if not sys.stdin.isatty():
+            raise CommandFailed(f"give the join token in {TOKEN_VARIABLE}, or run this on a terminal to be asked", 2)
+        token = getpass.getpass("Join token: ")
+    if not (token := "".join(token.split())):
+        raise CommandFailed("the join token is empty", 2)
+    return token
+
+
+def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    order = JoinOrder(
+        enroll_url=arguments.enroll_url,
+        ca_hash=arguments.ca_hash,
+        node_id=arguments.node_id,
+        token="",
+        address=arguments.address,
+        port=arguments.port or config.port,
+        rekey=arguments.rekey,
+        node_uid=arguments.node_uid,
+    )
+    if order.node_uid and not order.rekey:
+        raise CommandFailed("--node-uid is for --rekey only", 2)
+    state = ensure_private_dir(config.state_dir)
+    try:
+        with exclusive(state / "join.lock"):
+            if (identity := existing(IdentityStore(state), order)) is not None:
+                _say(f"This machine is already node {identity.node_id} of that master; nothing was changed.")
+                _say_fingerprint(identity)
+                return 0
+            order = replace(order, token=_token(), machine=asyncio.run(_machine(config)))
+            identity = join(order, state)
+    except Locked as error:
+        raise CommandFailed(f"another join runs on {state} (process {error.holder})") from error
+    _say(f"Enrolled as node {identity.node_id} ({identity.node_uid}).")
+    _say_fingerprint(identity)
+    if order.rekey:
+        _say("A node that was approved stays approved. A running agent takes the new identity within seconds.")
+    else:
+        _say("Now approve the node on the master's Nodes page; compare the fingerprint above.")
+        _say("Start the agent with: mirbad-agent serve")
+    return 0
+
+
+async def _machine(config: AgentConfig) -> MachineSummary:
+    """What a person is shown who approves this node. GPUs that cannot be read do not stop a join."""
+    from agent.capability import read_capabilities
+
+    gpus: tuple[GpuSummary, ...] = ()
+    try:
+        capabilities = await asyncio.wait_for(read_capabilities(config), _MACHINE_SECONDS)
+        gpus = tuple(
+            GpuSummary(uuid=gpu.uuid[:80], name=(gpu.name or "")[:120], memory_bytes=gpu.memory_bytes)
+            for gpu in capabilities.gpus[:64]
+        )
+    except TimeoutError:
+        _complain("the GPUs of this machine did not answer; the join goes on without naming them")
+    return MachineSummary(
+        os=_os_name()[:120],
+        arch=platform.machine()[:40],
+        hostname=socket.gethostname()[:255],
+        agent_version=__version__,
+        gpus=gpus,
+    )
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _say_fingerprint(identity: Identity) -> None:
+    _say(f"Key fingerprint (SPKI SHA-256): {in_groups(identity.spki)}")
+
+
+def _serve(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    from agent.server.serve import CannotServe, serve
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.set)
+        await serve(config, stop)
+
+    IdentityStore(config.state_dir).load()  # said before the folder or a lock is made
+    try:
+        asyncio.run(run())
+    except CannotServe as error:
+        raise CommandFailed(str(error)) from error
+    except Locked as error:
+        raise CommandFailed(
+            f"another mirbad-agent serves from {config.state_dir} (process {error.holder}); stop it first"
+        ) from error
+    return 0
+
+
+def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    store = IdentityStore(config.state_dir)
+    identity = store.load_if_any()
+    if identity is None:
+        if arguments.as_json:
+            _say(json.dumps({"joined": False, "stateDir": str(config.state_dir)}))
+        else:
+            _say(f"Not joined ({config.state_dir}). Run the join command that the master's Nodes page shows.")
+        return 1
+    facts = _facts(identity, config)
+    if arguments.as_json:
+        _say(json.dumps(facts))
+        return 0
+    claim = facts["heldClaim"]
+    _say(f"Node             {identity.node_id} ({identity.node_uid}), fleet {identity.fleet}")
+    _say_fingerprint(identity)
+    _say(f"Certificate      until {identity.not_after}")
+    _say(f"Agent            {'running' if facts['serving'] else 'not running'}, port {config.port}")
+    _say(f"Claimed by       {'epoch {epoch} of {instanceId}'.format(**claim) if claim else 'no master yet'}")
+    for instance in facts["instances"]:
+        _say(f"Engine           {instance['instanceId']}: {instance['state']} ({instance['modelId']})")
+    return 0
+
+
+def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
+    from agent.running import stored_views
+
+    claim = held_claim(config.state_dir, identity.node_uid)
+    return {
+        "joined": True,
+        "stateDir": str(config.state_dir),
+        "nodeId": identity.node_id,
+        "nodeUid": identity.node_uid,
+        "fleet": identity.fleet,
+        "spkiSha256": identity.spki,
+        "certNotAfter": identity.not_after,
+        "trustBundleHash": identity.trust_bundle_hash,
+        "masterSpki": identity.master.to_wire(),
+        "heldClaim": claim.to_wire() if claim else None,
+        "port": config.port,
+        "serving": _is_serving(config.state_dir),
+        "instances": [view.to_wire() for view in stored_views(config.state_dir)],
+    }
+
+
+def _is_serving(state_dir: Path) -> bool:
+    from agent.server.serve import LOCK_FILE
+
+    if not (state_dir / LOCK_FILE).exists():
+        return False
+    try:
+        with exclusive(state_dir / LOCK_FILE):
+            return False
+    except Locked:
+        return True
+
+
+def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    from agent.running import Instances
+    from agent.server.serve import LOCK_FILE
+
+    if not 0 <= arguments.grace <= 600:
+        raise CommandFailed("--grace must be from 0 to 600 seconds", 2)
+    identity = IdentityStore(config.state_dir).load()
+
+    async def run() -> tuple[str, ...]:
+        instances = Instances(config, identity.fleet, lambda _: None)
+        await instances.recover()
+        try:
+            return await instances.stop_everything(arguments.grace)
+        finally:
+            await instances.close()
+
+    try:
+        with exclusive(config.state_dir / LOCK_FILE):
+            stopped = asyncio.run(run())
+    except Locked as error:
+        raise CommandFailed(f"the agent still runs (process {error.holder}); stop it first") from error
+    _say(f"Ended: {', '.join(stopped)}" if stopped else "No engine was running.")
+    return 0

@@ -1,0 +1,224 @@
+"""The life of ``mirbad-agent serve``: take the state folder, adopt engines, listen; at the end leave engines running."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent import __version__
+from agent.capability import read_capabilities
+from agent.config import AgentConfig
+from agent.errors import AgentError
+from agent.fence import Fence
+from agent.identity import BrokenIdentity, IdentityStore, in_groups, read_boot_id
+from agent.operations import Journal
+from agent.running import Instances
+from agent.server.app import Parts, make_app
+from agent.server.events import Hub
+from agent.server.notify import Notifier
+from agent.server.seq import Sequence
+from agent.server.status import Probes, Reporter
+from agent.server.tls import Door
+from agent.state import exclusive
+from agent.telemetry.gpu import gpu_statuses
+from agent.telemetry.host import host_status
+from agent.wire.instances import InstanceView
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 3.0
+STATUS_SECONDS = 5.0
+CAPABILITIES_EVERY_SECONDS = 60.0
+IDENTITY_EVERY_SECONDS = 2.0
+SHUTDOWN_SECONDS = 5.0
+KEEPALIVE_SECONDS = 600.0
+"""How long an idle connection stays: the gateway keeps some open so that a request does not wait for a handshake."""
+
+LOCK_FILE = "serve.lock"
+
+MakeInstances = Callable[[AgentConfig, str, Callable[[InstanceView], None]], Instances]
+
+
+class CannotServe(Exception):
+    """The agent cannot serve; the text is one line that says what to change."""
+
+
+def machine_probes(config: AgentConfig) -> Probes:
+    """The probes of this machine."""
+    return Probes(
+        host=lambda: host_status(_existing(config.models_root)),
+        gpus=lambda: gpu_statuses(config.nvidia_smi),
+        capabilities=lambda: read_capabilities(config),
+    )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+class Server:
+    """One running agent. `start`, then `stop`; `port` is the one it listens on."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        store: IdentityStore,
+        probes: Probes,
+        make_instances: MakeInstances = Instances,
+    ) -> None:
+        identity = store.load()
+        self._config = config
+        self._store = store
+        self._loaded = store.current_name()
+        self._probes = probes
+        self.door = Door(identity)
+        self._fence = Fence(config.state_dir, identity.node_uid)
+        self._journal = Journal(config.state_dir)
+        self._hub = Hub(Sequence(config.state_dir, read_boot_id()))
+        self._instances = make_instances(config, identity.fleet, self._hub.changed)
+        self._reporter = Reporter(probes, self._instances, self._fence, self._hub.sequence)
+        self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self._loops: list[asyncio.Task[None]] = []
+
+    @property
+    def port(self) -> int:
+        """The port it listens on. RuntimeError before `start`."""
+        if self._listening is None:
+            raise RuntimeError("the agent does not listen yet")
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Adopt what still runs, then listen. CannotServe when the port cannot be had."""
+        self._journal.open()
+        self._hub.bind(self._reporter.status)
+        await self._instances.recover()
+        parts = Parts(self._config, self.door, self._fence, self._journal, self._instances, self._hub, self._reporter)
+        self._runner = web.AppRunner(
+            make_app(parts),
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+        await self._runner.setup()
+        self._listening = await self._listen(self._runner)
+        self._loops = [
+            self._loop(self._tell_status(), "status"),
+            self._loop(self._watch_capabilities(), "capabilities"),
+            self._loop(self._watch_identity(), "identity"),
+        ]
+
+    async def stop(self) -> None:
+        """Take no more calls, finish those at work, and leave the engines alone."""
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        self._hub.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._journal.close()
+        await self._instances.close()
+
+    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+        if runner.server is None:
+            raise RuntimeError("the runner was not set up")
+        config = self._config
+        try:
+            return await asyncio.get_running_loop().create_server(
+                runner.server,
+                config.bind,
+                config.port,
+                ssl=self.door.context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                reuse_address=True,
+                backlog=512,
+            )
+        except OSError as error:
+            await runner.cleanup()
+            raise CannotServe(_why_no_port(config, error)) from error
+
+    def _loop(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(work, name=f"agent {name}")
+
+    async def _tell_status(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_SECONDS)
+            if self._hub.listeners:
+                try:
+                    await self._hub.refresh()
+                except Exception:  # the loop's edge: one status that cannot be built must not end them all
+                    log.exception("the status could not be told")
+
+    async def _watch_capabilities(self) -> None:
+        while True:
+            try:
+                await self._reporter.capabilities()
+            except AgentError as error:
+                log.warning("%s", error.detail)
+            except Exception:  # the loop's edge
+                log.exception("the capabilities could not be read")
+            await asyncio.sleep(CAPABILITIES_EVERY_SECONDS)
+
+    async def _watch_identity(self) -> None:
+        while True:
+            await asyncio.sleep(IDENTITY_EVERY_SECONDS)
+            try:
+                self.take_identity()
+            except (BrokenIdentity, OSError) as error:
+                log.error("the new identity is not used, the old one stays: %s", error)
+
+    def take_identity(self) -> bool:
+        """Use the identity that a rekey put in place, if there is another. BrokenIdentity: the old one stays."""
+        name = self._store.current_name()
+        if name is None or name == self._loaded:
+            return False
+        self._loaded = name  # also when it cannot be used: said once, not every two seconds
+        fresh = self._store.load()
+        if fresh.node_uid != self.door.identity.node_uid:
+            raise BrokenIdentity("it is of another node; restart the agent to use it")
+        self.door.swap(fresh)
+        # Open connections were made with the old key and may be of a master that is pinned no more.
+        if self._runner is not None and self._runner.server is not None:
+            for connection in self._runner.server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+        log.info("the identity was replaced; key fingerprint (SPKI SHA-256): %s", in_groups(fresh.spki))
+        return True
+
+
+def _why_no_port(config: AgentConfig, error: OSError) -> str:
+    where = f"{config.bind}:{config.port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {config.port} is in use; stop the process that holds it or set another port in agent.json"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on {where}; set a port above 1023 in agent.json"
+    return f"cannot listen on {where}: {error.strerror}; check bind and port in agent.json"
+
+
+async def serve(config: AgentConfig, stop: asyncio.Event, probes: Probes | None = None) -> None:
+    """Serve until `stop`. CannotServe, MissingIdentity, BrokenIdentity, BrokenFence or Locked before it listens."""
+    store = IdentityStore(config.state_dir)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(exclusive(config.state_dir / LOCK_FILE))
+        server = Server(config, store, probes or machine_probes(config))
+        stack.push_async_callback(server.stop)
+        await server.start()
+        node_id = server.door.identity.node_id
+        log.info("agent %s of node %s listens on %s:%d", __version__, node_id, config.bind, server.port)
+        notifier = Notifier()
+        notifier.say("READY=1", f"STATUS=node {node_id}, port {server.port}")
+        watchdog = asyncio.create_task(notifier.keep_watchdog())
+        await stop.wait()
+        watchdog.cancel()
+        notifier.say("STOPPING=1")
+        log.info("the agent ends; engines go on")
