@@ -108,7 +108,7 @@ def _hint() -> None:
 
 
 def _fitting(column: str, text: str) -> str:
-    limit: int = getattr(AuditLine._meta.get_field(column), "max_length")  # noqa: SLF001, B009 - Django's documented API; a relation has none
+    limit: int = getattr(AuditLine._meta.get_field(column), "max_length")  # noqa: SLF001, B009  Django's documented API; a relation has none
     # PostgreSQL takes neither NUL nor lone surrogates; a hostile name must not undo the change that it is part of.
     clean = text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     return redact(clean)[:limit]

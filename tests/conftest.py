@@ -4,6 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import django
+
 _DATA = Path(tempfile.mkdtemp(prefix="mirbad-test-"))
 for name in [name for name in os.environ if name.startswith("MIRBAD_") and not name.startswith("MIRBAD_TEST_")]:
     del os.environ[name]
@@ -12,3 +14,9 @@ os.environ["MIRBAD_DATA"] = str(_DATA)
 os.environ["MIRBAD_SECRET_KEY"] = "a secret of the test suite, sealed with nothing real"
 if redis_url := os.environ.get("MIRBAD_TEST_REDIS_URL"):
     os.environ["MIRBAD_REDIS_URL"] = redis_url
+
+# Only now: pytest-django itself would read the settings before this file, and so a real master's data folder.
+os.environ["DJANGO_SETTINGS_MODULE"] = "mirbad.settings"
+django.setup()
+
+pytest_plugins = ["tests.people"]

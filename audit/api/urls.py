@@ -1,5 +1,7 @@
 """Routes of `/api` in this app."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from audit.api.views import AuditLines
+
+urlpatterns = [path("audit", AuditLines.as_view(), name="api-audit")]

@@ -95,7 +95,7 @@ def too_many(request: HttpRequest, *_: Any) -> HttpResponse:
         retry_after_seconds=COOL_OFF_SECONDS,
     )
     if not getattr(request, "_mirbad_lockout_recorded", False):
-        request._mirbad_lockout_recorded = True  # type: ignore[attr-defined] # noqa: SLF001 - our own mark, one line a request
+        request._mirbad_lockout_recorded = True  # type: ignore[attr-defined]  # noqa: SLF001  our own mark, one line a request
         audit.record_refusal("login", actor.api(client_address(request)), error)
     if problems.wants_json(request):
         return problems.response(error)

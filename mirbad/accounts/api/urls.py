@@ -1,5 +1,13 @@
 """Routes of `/api` in this app."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from mirbad.accounts.api.views import Token, Tokens
+from mirbad.api import converters
+
+converters.register()
+
+urlpatterns = [
+    path("tokens", Tokens.as_view(), name="api-tokens"),
+    path("tokens/<row:row_id>", Token.as_view(), name="api-token"),
+]

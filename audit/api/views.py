@@ -1,0 +1,77 @@
+"""``GET /api/audit``."""
+
+from datetime import datetime
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
+from rest_framework.views import APIView
+
+from audit import queries
+from audit.api.serializers import AuditPageSerializer
+from mirbad.api.pagination import whole_number
+from mirbad.kernel.errors import InvalidRequest
+from mirbad.kernel.roles import OWNER, VIEWER
+
+_MAX_ID = 2**63 - 1
+
+
+class AuditLines(APIView):
+    """The audit log, newest first."""
+
+    read_role = VIEWER
+    required_role = OWNER
+
+    @extend_schema(
+        operation_id="audit_list",
+        parameters=[
+            OpenApiParameter("nodeId", str, description="Only lines of this node."),
+            OpenApiParameter("modelId", str, description="Only lines of this model."),
+            OpenApiParameter("since", OpenApiTypes.DATETIME, description="Only lines from this moment on (RFC 3339)."),
+            OpenApiParameter(
+                "max", {"type": "integer", "minimum": 1, "maximum": queries.MAX, "default": queries.DEFAULT_MAX}
+            ),
+            OpenApiParameter("before", {"type": "integer", "minimum": 1}, description="Only lines before this id."),
+        ],
+        responses=AuditPageSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Lines that match, and the address of the older ones."""
+        count = whole_number(request, "max", queries.DEFAULT_MAX, lowest=1, highest=queries.MAX)
+        before = whole_number(request, "before", 0, lowest=1, highest=_MAX_ID)
+        found = queries.lines(
+            node_id=_name(request, "nodeId"), model_id=_name(request, "modelId"), since=_since(request)
+        )
+        if before:
+            found = found.filter(id__lt=before)
+        lines = list(found[: count + 1])
+        older = None
+        if len(lines) > count:
+            lines = lines[:count]
+            older = replace_query_param(request.build_absolute_uri(), "before", str(lines[-1].pk))
+        items: list[dict[str, Any]] = [{"id": line.pk, **queries.document(line)} for line in lines]
+        return Response({"items": items, "next": older}, headers={"Cache-Control": "no-store"})
+
+
+def _name(request: Request, parameter: str) -> str:
+    text = request.query_params.get(parameter, "")
+    if "\0" in text or not text.isprintable():
+        raise InvalidRequest(f"{parameter} holds characters that no id has.")
+    return text
+
+
+def _since(request: Request) -> datetime | None:
+    text = request.query_params.get("since")
+    if text is None:
+        return None
+    try:
+        moment = parse_datetime(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidRequest("since must be a moment with its zone, such as 2027-01-31T12:00:00Z.")
+    return moment

@@ -1,0 +1,55 @@
+"""The base of the views of ``/api``: who asks is known, what is refused is audited."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from audit import log as audit
+from mirbad.accounts import actors
+from mirbad.api import problems
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.roles import OPERATOR, VIEWER, Role
+
+_UNAUTHENTICATED = 401
+
+
+class AdminView(APIView):
+    """Looks up with permission, parses, makes one call, responds.
+
+    `audited` names the audit action of each writing method: a refusal of it becomes a line, with the ids of the URL.
+    Whoever is not signed in leaves no line, or strangers could fill the log.
+    """
+
+    read_role: ClassVar[Role] = VIEWER
+    required_role: ClassVar[Role] = OPERATOR
+    audited: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def actor(self) -> Actor:
+        """The name of who asks."""
+        return actors.of(self.request)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """Audits a refusal, then answers it as problem+json."""
+        error = problems.named(exc)
+        action = self.audited.get(self.request.method or "")
+        response = super().handle_exception(exc)
+        if error is not None and action and response.status_code != _UNAUTHENTICATED:
+            audit.record_refusal(
+                action,
+                self.actor,
+                error,
+                node_id=str(self.kwargs.get("node_id", "")),
+                model_id=str(self.kwargs.get("model_id", "")),
+                operation_id=str(self.kwargs.get("operation_id", "")),
+                target=str(self.kwargs.get("row_id", "")),
+            )
+        return response
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Nothing of ``/api`` is kept by a cache."""
+        super().initial(request, *args, **kwargs)
+        self.headers["Cache-Control"] = "no-store"

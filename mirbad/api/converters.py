@@ -1,0 +1,39 @@
+"""Path converters of ``/api``: an id that can be no id is a 404, not an error of the database."""
+
+from django.urls import register_converter
+from django.urls.converters import get_converters
+
+
+class RowId:
+    """A database id: up to 18 digits, so that it fits a column of 64 bits."""
+
+    regex = "[1-9][0-9]{0,17}"
+
+    def to_python(self, value: str) -> int:
+        """The number."""
+        return int(value)
+
+    def to_url(self, value: int) -> str:
+        """The text."""
+        return str(value)
+
+
+class Name:
+    """An id of a node, model or operation: what the kernel's rules can ever allow, and a little more."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+
+    def to_python(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+    def to_url(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+
+def register() -> None:
+    """Make ``<row:…>`` and ``<name:…>`` known; a second call changes nothing."""
+    for name, converter in (("row", RowId), ("name", Name)):
+        if name not in get_converters():
+            register_converter(converter, name)
