@@ -20,8 +20,9 @@ from agent.enrol import JoinFailed, JoinOrder, existing, join
 from agent.fence import BrokenFence, held_claim
 from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
 from agent.server import logs
-from agent.state import Locked, ensure_private_dir, exclusive
+from agent.state import Locked, ensure_private_dir, exclusive, is_locked
 from agent.wire.enroll import GpuSummary, MachineSummary
+from agent.wire.instances import InstanceView
 
 TOKEN_VARIABLE = "MIRBAD_JOIN_TOKEN"  # noqa: S105  the name of a variable, not a token
 _MACHINE_SECONDS = 20.0
@@ -119,13 +120,33 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
     return config
 
 
+def _already(state: Path, order: JoinOrder) -> int | None:
+    """Say that the join was done before, and the exit code; None when it has to be made."""
+    store = IdentityStore(state)
+    uid = _uid_of(store)
+    claimed = uid is not None and held_claim(state, uid) is not None
+    identity = existing(store, order, claimed=claimed)
+    if identity is None:
+        return None
+    _say(f"This machine is already node {identity.node_id} of that master; nothing was changed.")
+    _say_fingerprint(identity)
+    if not claimed:
+        _say("It waits for approval on the master's Nodes page. If it was rejected there, join with a new token.")
+    return 0
+
+
+def _uid_of(store: IdentityStore) -> str | None:
+    try:
+        identity = store.load_if_any()
+    except BrokenIdentity:
+        return None
+    return identity.node_uid if identity else None
+
+
 def _token() -> str:
-    token = os.environ.get(TOKEN_VARIABLE)
-    if token is None:
-        if not sys.stdin.isatty():
-            raise CommandFailed(f"give the join token in {TOKEN_VARIABLE}, or run this on a terminal to be asked", 2)
-        token = getpass.getpass("Join token: ")
-    if not (token := "".join(token.split())):
+    if not sys.stdin.isatty():
+        raise CommandFailed(f"give the join token in {TOKEN_VARIABLE}, or run this on a terminal to be asked", 2)
+    if not (token := "".join(getpass.getpass("Join token: ").split())):
         raise CommandFailed("the join token is empty", 2)
     return token
 
@@ -135,7 +156,7 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
         enroll_url=arguments.enroll_url,
         ca_hash=arguments.ca_hash,
         node_id=arguments.node_id,
-        token="",
+        token="".join(os.environ.get(TOKEN_VARIABLE, "").split()),
         address=arguments.address,
         port=arguments.port or config.port,
         rekey=arguments.rekey,
@@ -146,11 +167,9 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
     state = ensure_private_dir(config.state_dir)
     try:
         with exclusive(state / "join.lock"):
-            if (identity := existing(IdentityStore(state), order)) is not None:
-                _say(f"This machine is already node {identity.node_id} of that master; nothing was changed.")
-                _say_fingerprint(identity)
-                return 0
-            order = replace(order, token=_token(), machine=asyncio.run(_machine(config)))
+            if (done := _already(state, order)) is not None:
+                return done
+            order = replace(order, token=order.token or _token(), machine=asyncio.run(_machine(config)))
             identity = join(order, state)
     except Locked as error:
         raise CommandFailed(f"another join runs on {state} (process {error.holder})") from error
@@ -225,8 +244,8 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
     if identity is None:
         if arguments.as_json:
             _say(json.dumps({"joined": False, "stateDir": str(config.state_dir)}))
-        else:
-            _say(f"Not joined ({config.state_dir}). Run the join command that the master's Nodes page shows.")
+            return 0
+        _say(f"Not joined ({config.state_dir}). Run the join command that the master's Nodes page shows.")
         return 1
     facts = _facts(identity, config)
     if arguments.as_json:
@@ -244,7 +263,7 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
 
 
 def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
-    from agent.running import stored_views
+    from agent.server.serve import LOCK_FILE
 
     claim = held_claim(config.state_dir, identity.node_uid)
     return {
@@ -259,21 +278,22 @@ def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
         "masterSpki": identity.master.to_wire(),
         "heldClaim": claim.to_wire() if claim else None,
         "port": config.port,
-        "serving": _is_serving(config.state_dir),
-        "instances": [view.to_wire() for view in stored_views(config.state_dir)],
+        "serving": is_locked(config.state_dir / LOCK_FILE),
+        "instances": [view.to_wire() for view in _stored_views(config.state_dir)],
     }
 
 
-def _is_serving(state_dir: Path) -> bool:
-    from agent.server.serve import LOCK_FILE
+def _stored_views(state_dir: Path) -> tuple[InstanceView, ...]:
+    """The engines as they were last written down."""
+    from agent.running.record import Records
 
-    if not (state_dir / LOCK_FILE).exists():
-        return False
+    if not (state_dir / "instances").is_dir():
+        return ()
+    records = Records(state_dir)
     try:
-        with exclusive(state_dir / LOCK_FILE):
-            return False
-    except Locked:
-        return True
+        return tuple(record.view(None, None) for record in asyncio.run(records.load()))
+    finally:
+        records.close()
 
 
 def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
@@ -282,7 +302,10 @@ def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
 
     if not 0 <= arguments.grace <= 600:
         raise CommandFailed("--grace must be from 0 to 600 seconds", 2)
-    identity = IdentityStore(config.state_dir).load()
+    identity = IdentityStore(config.state_dir).load_if_any()
+    if identity is None:
+        _say("No engine was running: this machine has not joined a master.")
+        return 0
 
     async def run() -> tuple[str, ...]:
         instances = Instances(config, identity.fleet, lambda _: None)

@@ -34,6 +34,7 @@ from agent.identity import (
     key_to_pem,
     make_csr,
     read_certificates,
+    token_digest,
 )
 from agent.wire.base import ENROLL_SERVER_NAME, node_server_name
 from agent.wire.enroll import EnrollAnswer, EnrollRefusal, EnrollRequest, MachineSummary
@@ -126,10 +127,11 @@ def peer_chain(tls: ssl.SSLSocket) -> tuple[bytes, ...]:
     return tuple(certificate.public_bytes(2) for certificate in inner.get_unverified_chain() or ())
 
 
-def existing(store: IdentityStore, order: JoinOrder) -> Identity | None:
-    """The identity that makes `order` a repeat of a join that is done, None when there is none.
+def existing(store: IdentityStore, order: JoinOrder, *, claimed: bool) -> Identity | None:
+    """The identity that makes `order` a repeat of a join that is done; None when the join has to be made.
 
-    JoinFailed when the folder belongs to another node or fleet, so that a join never replaces an identity.
+    An identity that no master has `claimed` gives way to a new token: its request may have been rejected. JoinFailed
+    when the folder belongs to another node or fleet, so that a join never replaces an identity in use.
     """
     try:
         identity = store.load_if_any()
@@ -144,8 +146,11 @@ def existing(store: IdentityStore, order: JoinOrder) -> Identity | None:
             raise JoinFailed(f"this machine is node {identity.node_id}, the rekey is for {order.node_id}")
         return None
     known = {certificate_sha256(authority) for authority in identity.authorities}
-    if identity.node_id == order.node_id and known & set(read_hashes(order.ca_hash)):
+    same = identity.node_id == order.node_id and known & set(read_hashes(order.ca_hash))
+    if same and (claimed or not order.token or identity.joined_by == token_digest(order.token)):
         return identity
+    if not claimed:
+        return None
     raise JoinFailed(
         f"this machine is already node {identity.node_id} of fleet {identity.fleet}. To give it a new key use --rekey; "
         f"to join another master stop the agent and remove {store.folder.parent} first"
@@ -319,6 +324,7 @@ def _check(
             key_pem=key_to_pem(key),
             chain=answer.chain,
             ca_bundle=answer.ca_bundle,
+            joined_by=token_digest(order.token),
         )
         names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except BrokenIdentity as error:

@@ -107,6 +107,7 @@ class Identity:
     """One complete identity. `chain` is the node's certificate first; `ca_bundle` what a master must chain to.
 
     `fleet` is made at the join and kept over rekeys and CA rotations, so that labels of running engines stay true.
+    `joined_by` is the digest of the token that it came by: the same token again means a repeat of the same join.
     """
 
     node_id: str
@@ -116,6 +117,7 @@ class Identity:
     key_pem: bytes = field(repr=False)
     chain: tuple[str, ...] = field(repr=False)
     ca_bundle: tuple[str, ...] = field(repr=False)
+    joined_by: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id) or not _UID.fullmatch(self.node_uid):
@@ -192,6 +194,7 @@ class IdentityStore:
             "nodeUid": identity.node_uid,
             "fleet": identity.fleet,
             "masterSpki": identity.master.to_wire(),
+            "joinedBy": identity.joined_by,
         }
         write_bytes(folder / _KEY, identity.key_pem)
         write_bytes(folder / _CHAIN, "".join(map(_closed, identity.chain)).encode())
@@ -243,6 +246,7 @@ class IdentityStore:
                 key_pem=(folder / _KEY).read_bytes(),
                 chain=split_pem((folder / _CHAIN).read_text()),
                 ca_bundle=split_pem((folder / _CA).read_text()),
+                joined_by=str(about.get("joinedBy", "")),
             )
         except OSError as error:
             raise BrokenIdentity(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -269,6 +273,11 @@ def _closed(pem: str) -> str:
     return pem if pem.endswith("\n") else f"{pem}\n"
 
 
+def token_digest(token: str) -> str:
+    """SHA-256 of a join token, lower hex: the token itself is never kept."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
 class PendingKey:
     """The key of a join that has not been answered yet: kept, so that a lost reply can be asked for again.
 
@@ -280,7 +289,7 @@ class PendingKey:
 
     def take(self, token: str) -> ec.EllipticCurvePrivateKey:
         """The key for `token`: the stored one, or a fresh one that is on disk before this returns."""
-        digest = hashlib.sha256(token.encode()).hexdigest()
+        digest = token_digest(token)
         try:
             stored = json.loads(self.path.read_bytes())
             if stored["token"] == digest:

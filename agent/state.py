@@ -4,10 +4,13 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from agent.clock import monotonic
 
 
 def ensure_private_dir(path: Path) -> Path:
@@ -62,17 +65,42 @@ class Locked(Exception):
         self.holder = holder
 
 
+LOCK_PATIENCE_SECONDS = 0.5
+"""Long enough for one who only looks (`is_locked`), or for a holder that is just ending."""
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file `path` until the block ends, or the process does. Locked when another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Locked(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()) from None
+        deadline = monotonic() + LOCK_PATIENCE_SECONDS
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            if monotonic() > deadline:
+                raise Locked(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip())
+            time.sleep(0.02)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file `path` now."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

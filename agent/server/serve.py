@@ -1,4 +1,4 @@
-"""The life of ``mirbad-agent serve``: take the state folder, adopt engines, listen; at the end leave engines running."""
+"""The life of ``mirbad-agent serve``: take the state folder, adopt engines, listen; engines outlive it."""
 
 import asyncio
 import errno
