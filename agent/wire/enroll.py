@@ -56,5 +56,7 @@ class EnrollAnswer(WireModel):
 class EnrollRefusal(WireModel):
     """The one answer for every refusal, so that nothing can be learnt from it."""
 
-    code: Literal["enrollment_refused", "rate_limited", "invalid_request", "not_found", "payload_too_large"]
+    code: Literal[
+        "enrollment_refused", "rate_limited", "invalid_request", "not_found", "payload_too_large", "unavailable"
+    ]
     detail: str

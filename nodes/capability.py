@@ -1,0 +1,69 @@
+"""What a node can do, as rows: pure reading of its `Capabilities`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from agent.wire.capability import Capabilities, Delivery, Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """What is kept of one GPU. None is unknown; an unknown value never replaces a known one of the same card."""
+
+    uuid: str
+    index: int | None
+    name: str
+    memory_bytes: int | None
+    shares_host_memory: bool | None
+
+    def columns(self) -> dict[str, Any]:
+        """Column values of the row, without those that are unknown."""
+        values = {
+            "index": self.index,
+            "name": self.name or None,
+            "memory_bytes": self.memory_bytes,
+            "shares_host_memory": self.shares_host_memory,
+        }
+        return {column: value for column, value in values.items() if value is not None}
+
+
+def gpu_rows(capabilities: Capabilities) -> tuple[GpuRow, ...]:
+    """One row a GPU, each UUID once (the first report of it counts)."""
+    rows: dict[str, GpuRow] = {}
+    for gpu in capabilities.gpus:
+        rows.setdefault(
+            gpu.uuid,
+            GpuRow(
+                uuid=gpu.uuid[:80],
+                index=gpu.index if gpu.index is not None and 0 <= gpu.index < 2**15 else None,
+                name=(gpu.name or "")[:120],
+                memory_bytes=gpu.memory_bytes,
+                shares_host_memory=gpu.shares_host_memory,
+            ),
+        )
+    return tuple(rows.values())
+
+
+def problems(capabilities: Capabilities) -> tuple[tuple[str, str, str], ...]:
+    """What the node itself says is wrong with it, as ``(code, subject, sentence)``."""
+    found = []
+    if capabilities.gpu_problem:
+        found.append(("gpu_problem", "", capabilities.gpu_problem))
+    found += [("gpu_problem", gpu.uuid, f"GPU {gpu.uuid}: {gpu.problem}") for gpu in capabilities.gpus if gpu.problem]
+    return tuple(found)
+
+
+def runtime_problem(capabilities: Capabilities, runtime: Runtime, delivery: Delivery) -> str | None:
+    """Why the node cannot run `runtime` in this `delivery`, as a sentence; None when it can."""
+    for entry in capabilities.runtimes:
+        if (entry.runtime, entry.delivery) == (runtime, delivery):
+            if entry.available:
+                return None
+            return entry.problem or f"The node cannot run {runtime.value} as a {delivery.value}."
+    return f"The node does not report {runtime.value} as a {delivery.value}."
+
+
+def has_features(capabilities: Capabilities, wanted: Iterable[str]) -> bool:
+    """Whether the node reports every feature flag in `wanted`."""
+    return {str(feature) for feature in capabilities.features}.issuperset(wanted)

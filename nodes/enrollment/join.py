@@ -1,0 +1,221 @@
+"""The join: a token and a signing request come in, a certificate goes out, a pending node stands in the database.
+
+The token is spent by one conditional UPDATE in the transaction that stores the request. A repeat with the same token
+and the same key gets the stored answer, so a lost reply strands nobody.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+from cryptography.hazmat.primitives.asymmetric import ec
+from django.db import IntegrityError, transaction
+
+from agent.wire.enroll import EnrollAnswer, EnrollRequest, MasterSpki
+from audit import log as audit_log
+from mirbad.kernel import actor as actors
+from mirbad.kernel import clock
+from mirbad.kernel.errors import InvalidRequest
+from mirbad.live import hints
+from nodes import addresses, fencing, reachability
+from nodes.enrollment import tokens
+from nodes.errors import EnrollmentRefused
+from nodes.models import JoinToken, Node, NodePin, RevokedKey
+from nodes.pki import store
+from nodes.pki.certs import issue_node, to_pem
+from nodes.pki.keys import BadRequestToSign, csr_public_key, spki_of
+from nodes.states import APPROVED, PENDING
+
+log = structlog.get_logger(__name__)
+
+_REFUSED = (
+    "The master refuses to enroll this node. The token may be wrong, used, expired or withdrawn, or made for another "
+    "node or purpose. Create a new one on the master."
+)
+_TRIES = 3
+
+
+class _Refuse(Exception):
+    """Why a join is refused: for the log and the audit line, never for the one who asks."""
+
+    def __init__(self, why: str, *, alarm: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.alarm = alarm
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """One request, understood."""
+
+    request: EnrollRequest
+    key: ec.EllipticCurvePublicKey
+    spki: str
+    peer: str
+    rekey: bool
+    now: datetime
+
+
+def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollAnswer:
+    """Enroll the machine that asks from `peer` (an address), or give an enrolled one a new key (`rekey`).
+
+    Raises InvalidRequest (no usable signing request or address), EnrollmentRefused (everything else, in one sentence),
+    MasterFenced, Unavailable.
+    """
+    try:
+        key = csr_public_key(request.csr_pem)
+    except BadRequestToSign as error:
+        raise InvalidRequest(str(error)) from error
+    fencing.require_unfenced()
+    join = _Join(request, key, spki_of(key), peer, rekey, clock.now())
+    token, token_id = tokens.find(request.token, peer)
+    try:
+        if token is None:
+            raise _Refuse("the token is not a valid one")
+        return _enroll(join, token)
+    except _Refuse as refusal:
+        _note_refusal(join, token_id, refusal)
+        raise EnrollmentRefused(_REFUSED) from None
+
+
+def _enroll(join: _Join, token: JoinToken) -> EnrollAnswer:
+    _check_token(join, token)
+    if token.used_at is not None:
+        return _repeat(join, token)
+    address = addresses.check(
+        join.request.address or join.peer,
+        join.request.port,
+        loopback_allowed=_loopback_allowed(token),
+    )
+    for _ in range(_TRIES):
+        try:
+            with transaction.atomic():
+                answer = _store(join, token, address)
+        except IntegrityError:
+            # Another join of the same id or key committed in between; the token was not spent. Look again.
+            continue
+        if answer is not None:
+            return answer
+        return _repeat(join, JoinToken.objects.filter(pk=token.pk).first())
+    raise _Refuse("another join of the same node or key goes on at the same time")
+
+
+def _check_token(join: _Join, token: JoinToken) -> None:
+    if token.expires_at <= join.now:
+        raise _Refuse("the token has expired or was withdrawn")
+    if token.node_id_text != join.request.node_id:
+        raise _Refuse("the token is for another node")
+    if (token.purpose == JoinToken.REKEY) != join.rekey:
+        raise _Refuse(f"the token is for another purpose ({token.purpose})")
+
+
+def _repeat(join: _Join, token: JoinToken | None) -> EnrollAnswer:
+    """The stored answer of a spent token, for the key that spent it, while that key still stands."""
+    if token is None or token.used_at is None or token.answer is None:
+        raise _Refuse("the token was withdrawn meanwhile")
+    if token.used_by_spki != join.spki:
+        raise _Refuse("the token was used before, with another key", alarm=True)
+    if not NodePin.objects.filter(node_id=token.node_id_text, spki_sha256=join.spki).exists():
+        raise _Refuse("the token was used before, and its key no longer stands")
+    return EnrollAnswer.model_validate(token.answer)
+
+
+def _store(join: _Join, token: JoinToken, address: str) -> EnrollAnswer | None:
+    """Spend the token and write node, pin and answer, in the caller's transaction. None when another one spent it."""
+    spent = JoinToken.objects.filter(pk=token.pk, used_at=None, expires_at__gt=join.now).update(
+        used_at=join.now, used_by_spki=join.spki, used_from=join.peer[:64]
+    )
+    if not spent:
+        return None
+    if RevokedKey.objects.filter(pk=join.spki).exists():
+        raise _Refuse("the key was revoked", alarm=True)
+    node = Node.objects.select_for_update().filter(pk=join.request.node_id).first()
+    if NodePin.objects.filter(spki_sha256=join.spki).exclude(node=node).exists():
+        raise _Refuse("the key belongs to another node", alarm=True)
+    node = _rekeyed(join, node) if join.rekey else _joined(join, node, token)
+    _write_node(join, node, address)
+    issuer, trust, master = store.issuer(), store.trust(), store.master()
+    cert = issue_node(issuer, join.key, str(node.uid), join.now)
+    answer = EnrollAnswer(
+        node_uid=str(node.uid),
+        chain=(to_pem(cert),),
+        ca_bundle=trust.bundle,
+        master_spki=MasterSpki(current=master.client_spki, next=master.next_spki or None),
+    )
+    _write_pin(node, join.spki, to_pem(cert), cert.not_valid_after_utc)
+    JoinToken.objects.filter(pk=token.pk).update(answer=answer.to_wire())
+    audit_log.record(
+        "node.enroll",
+        actors.api(join.peer),
+        node_id=node.pk,
+        target=token.purpose,
+        detail=f"key {join.spki}, agent at {address} port {join.request.port}",
+    )
+    transaction.on_commit(lambda: hints.changed("nodes", join.request.node_id))
+    return answer
+
+
+def _joined(join: _Join, node: Node | None, token: JoinToken) -> Node:
+    if node is None:
+        return Node(id=join.request.node_id, is_bootstrap=token.purpose == JoinToken.BOOTSTRAP)
+    if node.lifecycle != PENDING:
+        raise _Refuse(f"the node is {node.lifecycle} already", alarm=True)
+    node.is_bootstrap = node.is_bootstrap or token.purpose == JoinToken.BOOTSTRAP
+    return node
+
+
+def _rekeyed(join: _Join, node: Node | None) -> Node:
+    if node is None or node.lifecycle not in {PENDING, APPROVED}:
+        raise _Refuse("there is no node to give a new key to")
+    if join.request.node_uid != str(node.uid):
+        raise _Refuse("the node has another uid")
+    return node
+
+
+def _write_node(join: _Join, node: Node, address: str) -> None:
+    request = join.request
+    # An approved node keeps the address that an operator may have set; a joining one states its own.
+    if node.lifecycle == PENDING or request.address is not None:
+        node.address, node.port = address, request.port
+    node.machine = request.machine.to_wire()
+    node.request_address = join.peer[:64]
+    node.enrolled_at = join.now
+    if node._state.adding:  # noqa: SLF001 - Django's documented flag for a row that is not stored yet
+        node.save(force_insert=True)
+        return
+    node.save(update_fields=["is_bootstrap", "address", "port", "machine", "request_address", "enrolled_at"])
+    reachability.forget(node.pk)
+
+
+def _write_pin(node: Node, spki: str, cert_pem: str, not_after: datetime) -> None:
+    """The new key takes the slot in which the node stands: pending until approval, current after it."""
+    slot = NodePin.CURRENT if node.lifecycle == APPROVED else NodePin.PENDING
+    NodePin.objects.filter(node=node).exclude(slot=slot).delete()
+    NodePin.objects.update_or_create(
+        node=node,
+        slot=slot,
+        defaults={"spki_sha256": spki, "cert_pem": cert_pem, "cert_not_after": not_after, "created_at": clock.now()},
+    )
+
+
+def _loopback_allowed(token: JoinToken) -> bool:
+    """Loopback means the master's own machine: its first join, and a new key for that same node."""
+    if token.purpose == JoinToken.BOOTSTRAP:
+        return True
+    return token.purpose == JoinToken.REKEY and Node.objects.filter(pk=token.node_id_text, is_bootstrap=True).exists()
+
+
+def _note_refusal(join: _Join, token_id: str, refusal: _Refuse) -> None:
+    """Count and record a refusal; only tries on a token that exists reach the database, so none can fill it."""
+    node_id = join.request.node_id if join.request.node_id.isprintable() else "?"
+    level = log.error if refusal.alarm else log.warning
+    level("enrollment refused", why=refusal.why, node=node_id[:64], peer=join.peer, key=join.spki, alarm=refusal.alarm)
+    if not token_id:
+        return
+    tokens.count_wrong(token_id, join.peer)
+    audit_log.record_refusal(
+        "node.enroll",
+        actors.api(join.peer),
+        EnrollmentRefused(f"{refusal.why}; key {join.spki}"),
+        node_id=node_id[:40],
+    )

@@ -1,0 +1,244 @@
+"""The enroll listener: TLS on 8443, ``POST /enroll`` and ``POST /enroll/rekey``, and nothing else.
+
+Open to machines that nobody knows yet, so every resource a stranger could use up has a limit: handshakes, bytes,
+requests a minute, the life of a connection.
+"""
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+from django.db import DatabaseError, close_old_connections
+
+from agent.wire.base import ENROLL_SERVER_NAME, WireModel
+from agent.wire.enroll import EnrollRefusal
+from mirbad.kernel import clock
+from mirbad.kernel.conf import Settings
+from mirbad.kernel.errors import InvalidRequest, MirbadError
+from nodes.enrollment import join
+from nodes.enrollment.body import read_enroll_request
+from nodes.enrollment.limits import Limiter
+from nodes.errors import EnrollmentRefused, RateLimited
+from nodes.pki import authority, store
+from nodes.pki.tls import BrokenIdentity, SwappingContext, TlsIdentity, prove, server_context
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+BODY_LIMIT = 65_536
+HANDSHAKE_SECONDS = 3.0
+CONNECTION_SECONDS = 20.0
+BODY_SECONDS = 10.0
+WATCH_SECONDS = 5.0
+_ROUTES = {"/enroll": False, "/enroll/rekey": True}
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the listener shows now, to notice a change."""
+
+    identity: TlsIdentity
+    bundle: tuple[str, ...]
+
+
+class Listener:
+    """One listener. `start` binds and serves until `stop`."""
+
+    def __init__(self, configured: Settings) -> None:
+        self._bind, self._port = configured.bind, configured.enroll_port
+        self._limiter = Limiter(
+            configured.enroll_rate_per_minute, configured.enroll_global_rate_per_minute, clock.monotonic
+        )
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="enroll")
+        self._shown: _Shown | None = None
+        self._front: SwappingContext | None = None
+        self._server: asyncio.Server | None = None
+        self._web: web.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is bound."""
+        assert self._server is not None  # noqa: S101 - asked of a listener that was never started
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Bind and serve. OSError when the port is taken, BrokenIdentity when the stored certificate does not serve."""
+        shown = await self._in_thread(_read)
+        self._shown, self._front = shown, SwappingContext(_proven(shown))
+        self._web = web.Server(
+            self._answer,
+            keepalive_timeout=5.0,
+            lingering_time=1.0,
+            auto_decompress=False,
+            access_log=None,
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._connection,
+            self._bind,
+            self._port,
+            ssl=self._front.context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            backlog=256,
+        )
+        self._watch = asyncio.create_task(self._follow_identity())
+
+    async def stop(self) -> None:
+        """Take no new connection, finish what is being answered, and end."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        if self._web is not None:
+            await self._web.shutdown(BODY_SECONDS)
+        self._threads.shutdown(wait=True)
+
+    async def refresh_identity(self) -> bool:
+        """Show the stored certificate if it is another one by now; says whether it was swapped.
+
+        A certificate that does not serve is not shown: the one that works stays, and the log carries an alarm.
+        """
+        shown = await self._in_thread(_read)
+        if shown == self._shown:
+            return False
+        assert self._front is not None  # noqa: S101 - `start` came first
+        try:
+            self._front.swap(_proven(shown))
+        except BrokenIdentity as error:
+            log.error("the new enroll certificate does not serve; the old one stays", why=str(error), alarm=True)
+            return False
+        self._shown = shown
+        log.info("swapped the enroll certificate")
+        return True
+
+    async def _follow_identity(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self.refresh_identity()
+            except (DatabaseError, MirbadError, ssl.SSLError) as error:
+                log.warning("the enroll certificate could not be read again", why=str(error))
+
+    def _connection(self) -> RequestHandler:
+        assert self._web is not None  # noqa: S101 - connections come after `start`
+        handler = self._web()
+        # A whole enrollment takes well under this; whoever is still here only holds a place.
+        asyncio.get_running_loop().call_later(CONNECTION_SECONDS, _end, handler)
+        return handler
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        rekey = _ROUTES.get(request.path)
+        if rekey is None or request.method != "POST":
+            return _refusal(404, "not_found", "There is nothing here but enrollment.")
+        peer = _peer(request)
+        try:
+            if wait := self._limiter.admit(peer):
+                seconds = math.ceil(wait)
+                raise RateLimited(f"Too many enrollments. Try again in {seconds} s.", retry_after_seconds=seconds)
+            message = read_enroll_request(await _read_body(request))
+            answer = await self._in_thread(lambda: join.enroll(message, peer, rekey=rekey))
+        except _TooLarge:
+            return _refusal(413, "payload_too_large", f"An enrollment has at most {BODY_LIMIT} bytes.", close=True)
+        except MirbadError as error:
+            return _refused(error)
+        except DatabaseError as error:
+            log.error("the database refused an enrollment", why=str(error))
+            return _refusal(503, "unavailable", "The master cannot enroll nodes now. Try again.", retry_after=5)
+        except Exception:  # the edge of the listener: a stranger learns nothing, the log has the traceback
+            log.exception("an enrollment failed unexpectedly", peer=peer)
+            return _refusal(503, "unavailable", "The master cannot enroll nodes now. Try again.", retry_after=30)
+        return _json(200, answer)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _with_database, work)
+
+
+class _TooLarge(Exception):
+    """The body has more bytes than an enrollment can need."""
+
+
+async def _read_body(request: web.BaseRequest) -> bytes:
+    if (request.content_length or 0) > BODY_LIMIT:
+        raise _TooLarge
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > BODY_LIMIT:
+                    raise _TooLarge
+    except TimeoutError:
+        raise InvalidRequest("The body did not arrive in time.") from None
+    return bytes(body)
+
+
+def _refused(error: MirbadError) -> web.Response:
+    if isinstance(error, RateLimited):
+        return _refusal(429, "rate_limited", error.detail, retry_after=error.retry_after_seconds)
+    if isinstance(error, EnrollmentRefused):
+        return _refusal(403, "enrollment_refused", error.detail)
+    if isinstance(error, InvalidRequest):
+        return _refusal(400, "invalid_request", error.detail)
+    log.error("no enrollment is possible", code=error.code, why=error.detail)
+    return _refusal(503, "unavailable", "The master cannot enroll nodes now; its log says why.", retry_after=30)
+
+
+def _refusal(
+    status: int, code: str, detail: str, *, retry_after: int | None = None, close: bool = False
+) -> web.Response:
+    response = _json(status, EnrollRefusal.model_validate({"code": code, "detail": detail}))
+    if retry_after is not None:
+        response.headers["Retry-After"] = str(retry_after)
+    if close:
+        response.force_close()
+    return response
+
+
+def _json(status: int, message: WireModel) -> web.Response:
+    return web.Response(
+        status=status,
+        body=message.model_dump_json(by_alias=True).encode(),
+        content_type="application/json",
+        headers={"Cache-Control": "no-store", "Server": "mirbad"},
+    )
+
+
+def _peer(request: web.BaseRequest) -> str:
+    """The address at the other end of the socket; headers are never believed."""
+    name = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return str(name[0]).removeprefix("::ffff:") if name else "unknown"
+
+
+def _end(handler: RequestHandler) -> None:
+    if handler.transport is not None:
+        handler.transport.abort()
+
+
+def _read() -> _Shown:
+    row = authority.ensure()
+    bundle = store.trust().bundle
+    return _Shown(store.enroll_identity(row, bundle), bundle)
+
+
+def _proven(shown: _Shown) -> ssl.SSLContext:
+    context = server_context(shown.identity)
+    prove(context, shown.bundle, ENROLL_SERVER_NAME)
+    return context
+
+
+def _with_database(work: Callable[[], T]) -> T:
+    close_old_connections()
+    try:
+        return work()
+    finally:
+        close_old_connections()

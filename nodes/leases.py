@@ -1,0 +1,35 @@
+"""Named leases: at most one process at a time does a thing. Times are those of the process that asks."""
+
+from datetime import timedelta
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from mirbad.kernel import clock
+from nodes.models import Lease
+
+
+def take(name: str, owner: str, ttl: timedelta) -> bool:
+    """Take or renew the lease `name`; False while another owner holds it. Renew well before `ttl` is over."""
+    now = clock.now()
+    free = Q(owner=owner) | Q(expires_at__lte=now)
+    if Lease.objects.filter(free, name=name).update(owner=owner, expires_at=now + ttl):
+        return True
+    if Lease.objects.filter(name=name).exists():
+        return False
+    try:
+        with transaction.atomic():
+            Lease.objects.create(name=name, owner=owner, expires_at=now + ttl)
+    except IntegrityError:
+        return False
+    return True
+
+
+def release(name: str, owner: str) -> bool:
+    """Give the lease back, if `owner` still holds it; says whether it did."""
+    return bool(Lease.objects.filter(name=name, owner=owner).delete()[0])
+
+
+def holder(name: str) -> str | None:
+    """Who holds the lease now, None when nobody does."""
+    return Lease.objects.filter(name=name, expires_at__gt=clock.now()).values_list("owner", flat=True).first()

@@ -1,0 +1,289 @@
+"""Calls to agents. What the network does is kept apart from what the database is told before and after.
+
+Every mutating call carries the master's claim and an operation id; an agent that refuses the claim fences the master.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import structlog
+from django.db import close_old_connections
+from pydantic import ValidationError
+
+from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER, WireModel
+from agent.wire.errors import AgentCode, Refusal
+from agent.wire.fence import Claim
+from agent.wire.status import Event
+from mirbad.kernel import clock
+from mirbad.kernel.errors import Conflict
+from nodes import fencing, reachability
+from nodes.errors import AgentRefused, MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
+from nodes.link import pools
+from nodes.link.transport import Endpoint, endpoint
+from nodes.states import FENCED
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T", bound=WireModel)
+R = TypeVar("R")
+
+ANSWER_LIMIT = 32 * 1024 * 1024
+EVENT_SILENCE_SECONDS = 20.0
+_EVENT_CHECK_SECONDS = 2.0
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+_CLAIM_CODES = frozenset({AgentCode.STALE_MASTER, AgentCode.COMPETING_MASTER})
+_DATABASE = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node-link-db")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call, ready for the network."""
+
+    endpoint: Endpoint
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None
+    timeout_seconds: float
+    claim: Claim | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came back."""
+
+    status: int
+    body: bytes
+
+
+def call(
+    node_id: str,
+    method: str,
+    path: str,
+    body: WireModel | None = None,
+    *,
+    answer: type[T],
+    operation_id: str | None = None,
+    timeout_seconds: float = 10.0,
+) -> T:
+    """Call an agent and wait. `path` is below ``/agent/v1``, without a leading slash (``instances/x/stop``).
+
+    Never call it inside a transaction: it waits for a machine. Raises NodeOffline (no answer in time, or no connection
+    with the expected key), NodeIncompatible (an answer that is not of this protocol), NodePendingTakeover (the agent
+    obeys another claim; this master is then fenced), AgentRefused, MasterFenced, NodeRevoked, NotFound, Conflict.
+    """
+    prepared = _prepare(node_id, method, path, body, operation_id, timeout_seconds)
+    try:
+        received = pools.loop_thread().run(_send(prepared))
+    except NodeOffline:
+        _require_standing(prepared)
+        raise
+    return _conclude(prepared, received, answer)
+
+
+async def acall(
+    node_id: str,
+    method: str,
+    path: str,
+    body: WireModel | None = None,
+    *,
+    answer: type[T],
+    operation_id: str | None = None,
+    timeout_seconds: float = 10.0,
+) -> T:
+    """`call` for a caller in an event loop; connections belong to that loop."""
+    prepared = await in_thread(lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds))
+    received = await _send(prepared)
+    return await in_thread(lambda: _conclude(prepared, received, answer))
+
+
+async def events(node_id: str, after: int) -> AsyncIterator[Event]:
+    """The node's events after sequence number `after`, as they come, until the line breaks.
+
+    Raises NodeOffline when it does or when nothing (not even a ping) came for 20 seconds, NodeRevoked or Conflict when
+    the node was revoked or got another key or address meanwhile, NodeIncompatible, AgentRefused.
+    """
+    target = await in_thread(lambda: endpoint(node_id))
+    checked = clock.monotonic()
+    try:
+        session = await pools.of_running_loop().session(target)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=pools.CONNECT_SECONDS, sock_read=EVENT_SILENCE_SECONDS)
+        async with session.get(
+            _url(target, "events"),
+            params={"after": str(after)},
+            server_hostname=target.server_name,
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
+            if response.status != 200:
+                received = _Answer(response.status, await _read_limited(response))
+                await in_thread(lambda: _refuse(target, received))
+            async for line in _lines(response):
+                yield _parse(target, line, Event)
+                if clock.monotonic() - checked > _EVENT_CHECK_SECONDS:
+                    checked = clock.monotonic()
+                    await in_thread(lambda: _require_same(target))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise _offline(target, error) from error
+    raise NodeOffline(f"Node {node_id} ended the event stream.")
+
+
+async def close(node_id: str | None = None) -> None:
+    """Close this loop's connections to a node (streams too), or to all nodes."""
+    await pools.of_running_loop().close(node_id)
+
+
+def close_in_process(node_id: str | None = None) -> None:
+    """`close` for connections of the synchronous face."""
+    pools.loop_thread().run(close(node_id))
+
+
+async def in_thread(work: Callable[[], R]) -> R:
+    """Run database work beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(_DATABASE, _with_database, work)
+
+
+def _with_database(work: Callable[[], R]) -> R:
+    close_old_connections()
+    try:
+        return work()
+    finally:
+        close_old_connections()
+
+
+def _prepare(
+    node_id: str, method: str, path: str, body: WireModel | None, operation_id: str | None, timeout_seconds: float
+) -> _Call:
+    target = endpoint(node_id)
+    headers: dict[str, str] = {}
+    claim = None
+    if method not in _SAFE_METHODS:
+        if operation_id is None:
+            raise ValueError(f"{method} {path} changes the node and needs an operation id")
+        claim = fencing.claim()
+        headers = {
+            EPOCH_HEADER: str(claim.epoch),
+            INSTANCE_HEADER: claim.instance_id,
+            OPERATION_HEADER: operation_id,
+        }
+    raw = None
+    if body is not None:
+        raw = body.model_dump_json(by_alias=True).encode()
+        headers["Content-Type"] = "application/json"
+    return _Call(target, method, path, headers, raw, timeout_seconds, claim)
+
+
+async def _send(prepared: _Call) -> _Answer:
+    target = prepared.endpoint
+    try:
+        session = await pools.of_running_loop().session(target)
+        async with session.request(
+            prepared.method,
+            _url(target, prepared.path),
+            data=prepared.body,
+            headers=prepared.headers,
+            server_hostname=target.server_name,
+            timeout=aiohttp.ClientTimeout(total=prepared.timeout_seconds, sock_connect=pools.CONNECT_SECONDS),
+            allow_redirects=False,
+        ) as response:
+            return _Answer(response.status, await _read_limited(response))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise _offline(target, error) from error
+
+
+def _conclude(prepared: _Call, received: _Answer, answer: type[T]) -> T:
+    target = prepared.endpoint
+    if not 200 <= received.status < 300:
+        _refuse(target, received)
+    _require_standing(prepared)
+    return _parse(target, received.body, answer)
+
+
+def _require_standing(prepared: _Call) -> None:
+    """An answer to a call made under a former claim is dropped: another master may have acted in between."""
+    if prepared.claim is not None and not fencing.stands(prepared.claim):
+        raise MasterFenced(fencing.fenced_reason() or "The master's claim changed while the node was called.")
+
+
+def _refuse(target: Endpoint, received: _Answer) -> None:
+    """Raise what the refusal means; a refused claim fences the master first."""
+    try:
+        refusal = Refusal.model_validate_json(received.body)
+    except ValidationError:
+        text = f"Node {target.node_id} answered {received.status} with something that is not a refusal of its protocol."
+        raise AgentRefused(AgentCode.INTERNAL.value, received.status, text) from None
+    if refusal.code in _CLAIM_CODES:
+        reason = f"Node {target.node_id} obeys another master ({refusal.code.value})."
+        reachability.refused(target.node_id, FENCED, refusal.detail)
+        fencing.fence(f"{reason} A takeover is needed; stop the other master first.")
+        raise NodePendingTakeover(reason, fields={"agentCode": refusal.code.value})
+    raise AgentRefused(refusal.code.value, received.status, refusal.detail, refusal.fields)
+
+
+def _parse(target: Endpoint, body: bytes, kind: type[T]) -> T:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        where = ", ".join(
+            ".".join(map(str, item["loc"])) for item in error.errors(include_input=False, include_context=False)[:5]
+        )
+        log.error("a node's answer cannot be read", node=target.node_id, kind=kind.__name__, where=where)
+        raise NodeIncompatible(
+            f"Node {target.node_id} answered with something that is not a {kind.__name__}. Upgrade its agent."
+        ) from None
+
+
+def _require_same(target: Endpoint) -> None:
+    if endpoint(target.node_id) != target:
+        raise Conflict(f"Node {target.node_id} has another key or address since the connection was made.")
+
+
+def _offline(target: Endpoint, error: BaseException) -> NodeOffline:
+    return NodeOffline(f"Node {target.node_id} cannot be reached at {target.host} port {target.port}: {_why(error)}.")
+
+
+def _why(error: BaseException) -> str:
+    """The cause of a failed connection in words."""
+    inner: Any = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(inner, ssl.SSLError):
+        text = inner.verify_message if isinstance(inner, ssl.SSLCertVerificationError) else str(inner.args[-1])
+        return f"no trusted connection ({text})"
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if isinstance(inner, aiohttp.ServerDisconnectedError):
+        return "the agent closed the connection (it may not know this master's key)"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return str(inner) or type(inner).__name__
+
+
+def _url(target: Endpoint, path: str) -> str:
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"https://{host}:{target.port}{API_PREFIX}/{path}"
+
+
+async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > ANSWER_LIMIT:
+            raise aiohttp.ClientPayloadError("the answer is larger than any answer may be")
+    return bytes(body)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for chunk in response.content.iter_any():
+        rest += chunk
+        if len(rest) > ANSWER_LIMIT:
+            raise aiohttp.ClientPayloadError("a line of the event stream is larger than any may be")
+        *lines, last = bytes(rest).split(b"\n") if b"\n" in chunk else (bytes(rest),)
+        rest = bytearray(last)
+        for line in lines:
+            if line.strip():
+                yield line

@@ -1,0 +1,104 @@
+"""A fresh connection to a node: is it the one we mean, do we speak the same protocol, does it obey us, what can it do.
+
+Every probe is a whole request: a TLS 1.3 handshake alone says nothing about our own certificate. What is found goes to
+`nodes.reachability`.
+"""
+
+from dataclasses import dataclass
+
+from agent.wire.base import PROTOCOL_VERSIONS
+from agent.wire.capability import AgentInfo, Capabilities
+from agent.wire.fence import FenceView
+from agent.wire.status import NodeStatus
+from mirbad.kernel.errors import NotFound
+from mirbad.kernel.ids import new_operation_id
+from nodes import fencing, reachability
+from nodes.errors import NodeIncompatible, NodeOffline
+from nodes.link import pools
+from nodes.link.client import acall, in_thread
+from nodes.models import Node
+from nodes.states import APPROVED, INCOMPATIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """What a node said while the connection was made."""
+
+    info: AgentInfo
+    status: NodeStatus
+    capabilities: Capabilities
+
+
+async def aprobe(node_id: str) -> AgentInfo:
+    """Ask a node (one that waits for approval, too) who it is, and keep that.
+
+    Raises NodeOffline (the node is then lost), NodeIncompatible (it is marked so), NotFound, NodeRevoked, Conflict.
+    """
+    node = await in_thread(lambda: _node(node_id))
+    try:
+        info = await acall(node_id, "GET", "info", answer=AgentInfo)
+    except NodeOffline as error:
+        reason = error.detail
+        await in_thread(lambda: reachability.lost(node_id, reason))
+        raise
+    except NodeIncompatible as error:
+        reason = error.detail
+        await in_thread(lambda: reachability.refused(node_id, INCOMPATIBLE, reason))
+        raise
+    return await in_thread(lambda: _take_info(node, info))
+
+
+async def aconnect(node_id: str) -> Connected:
+    """Make contact with an approved node: info, our claim, status, capabilities; it then reads Online.
+
+    Raises what `aprobe` raises, MasterFenced (before anything is claimed), NodePendingTakeover, AgentRefused.
+    """
+    info = await aprobe(node_id)
+    claim = await in_thread(fencing.claim)
+    await acall(node_id, "PUT", "fence", claim, answer=FenceView, operation_id=new_operation_id())
+    status = await acall(node_id, "GET", "status", answer=NodeStatus)
+    capabilities = await arefresh(node_id, status.capabilities_seq)
+    await in_thread(lambda: reachability.observe_status(node_id, status))
+    await in_thread(lambda: reachability.accepted(node_id))
+    return Connected(info, status, capabilities)
+
+
+async def arefresh(node_id: str, seq: int) -> Capabilities:
+    """Read the node's capabilities again and keep them under `seq` (of the status that said they changed)."""
+    capabilities = await acall(node_id, "GET", "capabilities", answer=Capabilities, timeout_seconds=20.0)
+    await in_thread(lambda: reachability.observe_capabilities(node_id, capabilities, seq))
+    return capabilities
+
+
+def probe(node_id: str) -> AgentInfo:
+    """`aprobe` for a caller without an event loop."""
+    return pools.loop_thread().run(aprobe(node_id))
+
+
+def connect(node_id: str) -> Connected:
+    """`aconnect` for a caller without an event loop."""
+    return pools.loop_thread().run(aconnect(node_id))
+
+
+def _node(node_id: str) -> Node:
+    node = Node.objects.filter(pk=node_id).first()
+    if node is None:
+        raise NotFound(f"There is no node {node_id}.")
+    return node
+
+
+def _take_info(node: Node, info: AgentInfo) -> AgentInfo:
+    common = [version for version in PROTOCOL_VERSIONS if version in info.protocol_versions]
+    reachability.observe_info(node.pk, info, common[-1] if common else None)
+    problem = None
+    if (info.node_id, info.node_uid) != (node.pk, str(node.uid)):
+        problem = f"The agent says that it is {info.node_id} ({info.node_uid}), not {node.pk} ({node.uid})."
+    elif not common:
+        ours, theirs = (", ".join(map(str, versions)) for versions in (PROTOCOL_VERSIONS, info.protocol_versions))
+        problem = f"The agent speaks protocol {theirs or 'none'}, the master {ours}. Upgrade the older of the two."
+    if problem is not None:
+        reachability.refused(node.pk, INCOMPATIBLE, problem)
+        raise NodeIncompatible(problem)
+    if node.lifecycle != APPROVED:
+        reachability.seen(node.pk, info)
+    return info

@@ -1,0 +1,132 @@
+"""Connections to agents: one pool a node and event loop, thrown away when the node's endpoint changes."""
+
+import asyncio
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+from nodes.addresses import BadAddress, check
+from nodes.link.transport import Endpoint
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 5.0
+_PER_NODE = 32
+
+
+class _GuardedResolver(AbstractResolver):
+    """Resolves a node's host name and drops every answer that may not be dialled, at each new connection."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._inner = ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        return [entry for entry in found if self._may_dial(entry["host"])] or self._refuse(host)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _may_dial(self, address: str) -> bool:
+        try:
+            check(address, self._endpoint.port, loopback_allowed=self._endpoint.loopback_allowed)
+        except BadAddress:
+            return False
+        return True
+
+    def _refuse(self, host: str) -> list[ResolveResult]:
+        raise OSError(f"{host} does not resolve to an address that may be dialled")
+
+
+class Pools:
+    """The pools of one event loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Endpoint, aiohttp.ClientSession]] = {}
+
+    async def session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
+        """The session for `endpoint`; one for a former endpoint of the node is closed with all its connections."""
+        known = self._open.get(endpoint.node_id)
+        if known is not None and known[0] == endpoint and not known[1].closed:
+            return known[1]
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                ssl=endpoint.ssl_context,
+                limit=_PER_NODE,
+                resolver=_GuardedResolver(endpoint),
+                use_dns_cache=False,
+                happy_eyeballs_delay=None,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
+        self._open[endpoint.node_id] = (endpoint, session)
+        if known is not None:
+            await known[1].close()
+        return session
+
+    def is_current(self, endpoint: Endpoint) -> bool:
+        """Whether `endpoint` is the one whose connections are open."""
+        known = self._open.get(endpoint.node_id)
+        return known is not None and known[0] == endpoint
+
+    async def close(self, node_id: str | None = None) -> None:
+        """Close the connections to one node, streams too, or to all."""
+        for key in [node_id] if node_id is not None else list(self._open):
+            known = self._open.pop(key, None)
+            if known is not None:
+                await known[1].close()
+
+
+_pools: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pools]" = weakref.WeakKeyDictionary()
+
+
+def of_running_loop() -> Pools:
+    """The pools of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _pools.get(loop)
+    if found is None:
+        found = _pools[loop] = Pools()
+    return found
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for callers that have none."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="node-link", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the loop and wait for it; its own time-outs bound the wait."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+_lock = threading.Lock()
+_thread: LoopThread | None = None
+
+
+def loop_thread() -> LoopThread:
+    """The one loop thread of this process, started at the first call; a forked child gets its own."""
+    global _thread  # noqa: PLW0603 - one thread a process
+    with _lock:
+        if _thread is None or _thread.pid != os.getpid():
+            _thread = LoopThread()
+        return _thread

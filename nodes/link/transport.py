@@ -1,0 +1,100 @@
+"""How a node is dialled: address, the name that must be in its certificate, and a context that knows its key."""
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from agent.wire.base import node_server_name
+from agent.wire.tls import pin
+from mirbad.kernel.errors import Conflict, NotFound
+from nodes.errors import NodeRevoked
+from nodes.models import Node, NodePin
+from nodes.pki import store
+from nodes.pki.tls import TlsIdentity, load_identity, trusting_context
+from nodes.states import APPROVED, PENDING, REVOKED
+
+_CONTEXTS_KEPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where and how one node is dialled. Two endpoints that are equal may share connections, others must not.
+
+    `ssl_context` is the same object as long as key, CA and pins are the same.
+    """
+
+    node_id: str
+    host: str
+    port: int
+    server_name: str
+    ssl_context: ssl.SSLContext = field(repr=False)
+    pins: frozenset[str] = field(repr=False, default=frozenset())
+    loopback_allowed: bool = field(repr=False, default=False)
+
+
+@lru_cache(maxsize=_CONTEXTS_KEPT)
+def client_context(identity: TlsIdentity, ca_bundle: tuple[str, ...], pins: frozenset[str]) -> ssl.SSLContext:
+    """A TLS 1.3 client context of the master for peers whose key is in `pins`; ValueError without a pin.
+
+    The pin is checked inside the handshake, so a wrong peer never sees a byte of a request. Cached: one set of pins
+    has one context, and different pins never share one.
+    """
+    if not pins:
+        raise ValueError("a context without a pin would accept any node")
+    context = trusting_context(ca_bundle)
+    load_identity(context, identity)
+    pin(context, pins.__contains__)
+    return context
+
+
+def endpoint(node_id: str) -> Endpoint:
+    """How to dial one node: by its approved key, or before approval by the pending one (for ``info`` only).
+
+    Raises NotFound, NodeRevoked, Conflict (no key yet), Unavailable (the master has no identity yet).
+    """
+    node = Node.objects.filter(pk=node_id).first()
+    if node is None:
+        raise NotFound(f"There is no node {node_id}.")
+    if node.lifecycle == REVOKED:
+        raise NodeRevoked(f"Node {node_id} is revoked.")
+    found = _endpoints([node])
+    if node_id not in found:
+        raise Conflict(f"Node {node_id} has no key that the master knows. Re-pair it.")
+    return found[node_id]
+
+
+def endpoints() -> dict[str, Endpoint]:
+    """How to dial every approved node that has a key, in a constant number of statements."""
+    return _endpoints(list(Node.objects.filter(lifecycle=APPROVED)))
+
+
+def _endpoints(nodes: Iterable[Node]) -> dict[str, Endpoint]:
+    by_id = {node.pk: node for node in nodes}
+    pins = _pins(by_id)
+    if not pins:
+        return {}
+    identity, bundle = store.client_identity(store.master()), store.trust().bundle
+    return {
+        node_id: Endpoint(
+            node_id=node_id,
+            host=by_id[node_id].address,
+            port=by_id[node_id].port,
+            server_name=node_server_name(str(by_id[node_id].uid)),
+            ssl_context=client_context(identity, bundle, keys),
+            pins=keys,
+            loopback_allowed=by_id[node_id].is_bootstrap,
+        )
+        for node_id, keys in pins.items()
+    }
+
+
+def _pins(nodes: Mapping[str, Node]) -> dict[str, frozenset[str]]:
+    """The keys each node may show: current and next of an approved one, pending of one that waits."""
+    found: dict[str, set[str]] = {}
+    rows = NodePin.objects.filter(node_id__in=list(nodes)).values_list("node_id", "slot", "spki_sha256")
+    for node_id, slot, spki in rows:
+        waits = nodes[node_id].lifecycle == PENDING
+        if waits == (slot == NodePin.PENDING):
+            found.setdefault(node_id, set()).add(spki)
+    return {node_id: frozenset(keys) for node_id, keys in found.items()}

@@ -1,0 +1,60 @@
+"""Reading of authorities and the master's own identities; private keys are sealed in their rows."""
+
+from dataclasses import dataclass
+
+from mirbad.kernel.errors import Unavailable
+from mirbad.kernel.seal import seal, unseal
+from nodes.models import Authority, MasterIdentity
+from nodes.pki.certs import Issuer, from_pem
+from nodes.pki.keys import key_from_pem
+from nodes.pki.tls import TlsIdentity
+
+CA_KEY = "nodes.authority.key"
+CLIENT_KEY = "nodes.master.client-key"
+ENROLL_KEY = "nodes.master.enroll-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The CAs that stand now. `bundle` is PEM, the issuing CA first; `hashes` are ``sha256:<hex>`` in that order."""
+
+    bundle: tuple[str, ...]
+    hashes: tuple[str, ...]
+
+
+def seal_key(pem: bytes, purpose: str) -> bytes:
+    """A private key as its row keeps it."""
+    return seal(pem, purpose)
+
+
+def issuer() -> Issuer:
+    """The CA that signs now. Raises Unavailable before `authority.ensure`, SealBroken under another secret key."""
+    row = Authority.objects.filter(slot=Authority.CURRENT).first()
+    if row is None or row.key_sealed is None:
+        raise Unavailable("The fleet has no certificate authority yet. Start the master once, then try again.")
+    return Issuer(from_pem(row.cert_pem), key_from_pem(unseal(bytes(row.key_sealed), CA_KEY)))
+
+
+def trust() -> Trust:
+    """What nodes must trust: the current CA, then the next and the previous one while a rotation is open."""
+    rows = {row.slot: row for row in Authority.objects.exclude(cert_pem="")}
+    ordered = [rows[slot] for slot in (Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS) if slot in rows]
+    return Trust(tuple(row.cert_pem for row in ordered), tuple(f"sha256:{row.sha256}" for row in ordered))
+
+
+def master() -> MasterIdentity:
+    """The row of this master. Raises Unavailable before `authority.ensure`."""
+    row = MasterIdentity.objects.first()
+    if row is None:
+        raise Unavailable("The master has no identity yet. Start it once, then try again.")
+    return row
+
+
+def client_identity(row: MasterIdentity) -> TlsIdentity:
+    """The certificate and key with which the master calls agents."""
+    return TlsIdentity((row.client_cert_pem,), unseal(bytes(row.client_key_sealed), CLIENT_KEY))
+
+
+def enroll_identity(row: MasterIdentity, bundle: tuple[str, ...]) -> TlsIdentity:
+    """What the enroll listener shows. The root is part of the chain: a joining node compares its hash."""
+    return TlsIdentity((row.enroll_cert_pem, *bundle), unseal(bytes(row.enroll_key_sealed), ENROLL_KEY))

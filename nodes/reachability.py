@@ -1,0 +1,173 @@
+"""The only writer of what is seen of nodes. Every write is one conditional UPDATE: an older word never wins."""
+
+from datetime import datetime, timedelta
+
+import structlog
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from agent.wire.capability import AgentInfo, Capabilities
+from agent.wire.fence import Claim
+from agent.wire.status import NodeStatus
+from mirbad.kernel import clock
+from mirbad.kernel.guarded import try_transition
+from mirbad.live import hints
+from nodes import conditions
+from nodes.capability import gpu_rows, problems
+from nodes.models import Gpu, Node
+from nodes.states import FENCED, INCOMPATIBLE, OFFLINE, ONLINE, REACHABILITY, UNKNOWN
+
+log = structlog.get_logger(__name__)
+
+OFFLINE_AFTER = timedelta(seconds=15)
+_REASON_LENGTH = 500
+_EXPIRES_SOON = timedelta(days=15)
+
+
+def seen(node_id: str, word: AgentInfo | NodeStatus) -> bool:
+    """The node answered with `word`; says whether that brought it (back) online.
+
+    A node that is incompatible or obeys another claim stays so until `accepted`.
+    """
+    held = _claim_columns(word.held_claim)
+    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now(), **held)
+    waiting = Node.objects.filter(pk=node_id, reachability__in=(UNKNOWN, OFFLINE))
+    return _move(waiting, node_id, ONLINE, "")
+
+
+def accepted(node_id: str) -> bool:
+    """The node passed every check of a fresh connection, our claim included; says whether that changed its state."""
+    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now())
+    return _move(Node.objects.filter(pk=node_id).exclude(reachability=ONLINE), node_id, ONLINE, "")
+
+
+def lost(node_id: str, reason: str) -> bool:
+    """No contact: Offline once the last contact is 15 seconds old; says whether it became so now.
+
+    Incompatible and fenced nodes keep their state: it says more than that they are silent, too.
+    """
+    limit = clock.now() - OFFLINE_AFTER
+    silent = Node.objects.filter(Q(last_seen_at=None) | Q(last_seen_at__lte=limit), pk=node_id)
+    return _move(silent.filter(reachability__in=(UNKNOWN, ONLINE)), node_id, OFFLINE, reason)
+
+
+def refused(node_id: str, kind: str, detail: str) -> bool:
+    """The node answered and cannot be worked with: `kind` is ``incompatible`` or ``fenced``. Says whether it is new."""
+    if kind not in {INCOMPATIBLE, FENCED}:
+        raise ValueError(f"{kind!r} is no way to refuse")
+    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now())
+    return _move(Node.objects.filter(pk=node_id).exclude(reachability=kind), node_id, kind, detail)
+
+
+def observe_info(node_id: str, info: AgentInfo, protocol: int | None) -> None:
+    """Keep what ``info`` says: version, the protocol both speak (None: none), the claim it holds, its certificate."""
+    not_after = _time(info.cert_not_after)
+    Node.objects.filter(pk=node_id).update(
+        agent_version=info.agent_version[:40],
+        protocol=protocol,
+        cert_not_after=not_after,
+        **_claim_columns(info.held_claim),
+    )
+    expiring = not_after is not None and not_after - clock.now() < _EXPIRES_SOON
+    conditions.replace(
+        node_id,
+        "certificate",
+        [
+            conditions.Condition(
+                "certificate_expires",
+                f"The node's certificate expires on {not_after:%Y-%m-%d} and was not renewed. Re-pair the node.",
+            )
+        ]
+        if expiring
+        else [],
+    )
+
+
+def observe_status(node_id: str, status: NodeStatus) -> bool:
+    """Keep `status` if it is newer than what is known (another boot, or a higher seq); says whether it was."""
+    newer = Node.objects.filter(~Q(boot_id=status.boot_id) | Q(seq__lt=status.seq), pk=node_id)
+    updated = newer.update(
+        boot_id=status.boot_id,
+        seq=status.seq,
+        last_seen_at=clock.now(),
+        host=status.host.to_wire(),
+        warnings=list(status.warnings),
+        **_claim_columns(status.held_claim),
+    )
+    if not updated:
+        return False
+    _observe_gpus(node_id, status)
+    transaction.on_commit(lambda: hints.changed("nodes", node_id))
+    return True
+
+
+def observe_capabilities(node_id: str, caps: Capabilities, seq: int = 0) -> None:
+    """Keep what the node can do, and its GPUs as rows. `seq` is the `capabilities_seq` of the status that led here.
+
+    A GPU that is gone keeps its row (reserves and placements name it) and is marked absent.
+    """
+    with transaction.atomic():
+        Node.objects.filter(pk=node_id).update(capabilities=caps.to_wire(), capabilities_seq=seq)
+        known = {gpu.uuid: gpu for gpu in Gpu.objects.filter(node_id=node_id)}
+        rows = gpu_rows(caps)
+        reported = {row.uuid for row in rows}
+        for row in rows:
+            gpu = known.get(row.uuid)
+            if gpu is None:
+                Gpu.objects.update_or_create(node_id=node_id, uuid=row.uuid, defaults=row.columns())
+            elif not gpu.present or any(getattr(gpu, name) != value for name, value in row.columns().items()):
+                Gpu.objects.filter(pk=gpu.pk).update(present=True, **row.columns())
+        gone = [gpu.pk for gpu in known.values() if gpu.present and gpu.uuid not in reported]
+        if gone:
+            Gpu.objects.filter(pk__in=gone).update(present=False, seen={})
+        conditions.replace(
+            node_id,
+            "capability",
+            [conditions.Condition(code, detail, subject) for code, subject, detail in problems(caps)],
+        )
+        transaction.on_commit(lambda: hints.changed("nodes", node_id))
+
+
+def forget(node_id: str) -> None:
+    """Start anew: the node has another key and perhaps another state folder, whose `seq` begins again."""
+    Node.objects.filter(pk=node_id).update(
+        boot_id="",
+        seq=0,
+        capabilities_seq=-1,
+        held_epoch=None,
+        held_instance="",
+    )
+
+
+def _observe_gpus(node_id: str, status: NodeStatus) -> None:
+    reported = {gpu.uuid: gpu.to_wire() for gpu in status.gpus}
+    changed = []
+    for gpu in Gpu.objects.filter(node_id=node_id, present=True):
+        value = reported.get(gpu.uuid, {})
+        if gpu.seen != value:
+            gpu.seen = value
+            changed.append(gpu)
+    if changed:
+        Gpu.objects.bulk_update(changed, ["seen"])
+
+
+def _move(rows: QuerySet[Node], node_id: str, target: str, reason: str) -> bool:
+    moved = try_transition(rows, REACHABILITY, "reachability", target, reachability_reason=reason[:_REASON_LENGTH])
+    if moved:
+        log.info("node reachability changed", node=node_id, reachability=target, reason=reason)
+        transaction.on_commit(lambda: hints.changed("nodes", node_id))
+    return moved
+
+
+def _claim_columns(held: Claim | None) -> dict[str, object]:
+    if held is None:
+        return {"held_epoch": None, "held_instance": ""}
+    return {"held_epoch": held.epoch, "held_instance": held.instance_id}
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        value = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return value if value.tzinfo else None

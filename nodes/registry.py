@@ -1,0 +1,224 @@
+"""What is wanted of nodes: admitted, rejected, drained, set. Every write: guard, change, audit, announce on commit."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from django.db import transaction
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+
+from audit import log as audit_log
+from mirbad.kernel import clock
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
+from mirbad.kernel.guarded import transition
+from mirbad.live import hints
+from nodes import addresses, fencing
+from nodes.errors import NodeRevoked, PinChanged
+from nodes.models import Gpu, JoinToken, Node, NodePin, RevokedKey
+from nodes.states import APPROVED, LIFECYCLE, PENDING, REVOKED
+
+_SPKI_DIGITS = 64
+_Bytes = Annotated[int, Field(ge=0, lt=2**63)]
+_Label = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_LabelValue = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_Printable = r"^[^\x00-\x1f\x7f]*$"
+
+
+class NodePatch(BaseModel):
+    """Settings of a node. Only fields that are given change; None clears a limit."""
+
+    model_config = ConfigDict(
+        extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True
+    )
+
+    display_name: Annotated[str, StringConstraints(strip_whitespace=True, max_length=100, pattern=_Printable)] = ""
+    address: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255)] = ""
+    port: Annotated[int, Field(ge=1, le=65535)] = 9443
+    labels: Annotated[dict[_Label, _LabelValue], Field(max_length=64)] = {}
+    memory_reserve_bytes: _Bytes | None = None
+    max_concurrent_starts: Annotated[int, Field(ge=1, le=1000)] | None = None
+    default_image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=255, pattern=r"^\S*$")] = ""
+    default_image_digest: Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
+    gpu_reserves: dict[str, _Bytes | None] = {}
+
+
+def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
+    """Admit a node by the key that the operator saw; its unused tokens expire. The watcher then connects.
+
+    Raises NotFound, NodeRevoked, Conflict (approved already, nothing to approve), PinChanged, InvalidRequest,
+    MasterFenced.
+    """
+    seen = "".join(expected_spki.split()).replace(":", "").lower()
+    if len(seen) != _SPKI_DIGITS:
+        raise InvalidRequest("Give the key fingerprint that you compared (64 hex digits) as expectedSpkiSha256.")
+    now = clock.now()
+    with transaction.atomic():
+        fencing.require_unfenced()
+        # Tokens before the node: a join takes its locks in the same order.
+        JoinToken.objects.filter(node_id_text=node_id, used_at=None, expires_at__gt=now).update(expires_at=now)
+        node = _locked(node_id)
+        if node.lifecycle == APPROVED:
+            raise Conflict(f"Node {node_id} is approved already.")
+        pin = NodePin.objects.filter(node=node, slot=NodePin.PENDING).first()
+        if pin is None:
+            raise Conflict(f"Node {node_id} has not enrolled; there is no key to approve.")
+        if pin.spki_sha256 != seen:
+            raise PinChanged(
+                f"Node {node_id} enrolled again with another key since you looked. Review the new fingerprint.",
+                fields={"spkiSha256": pin.spki_sha256},
+            )
+        NodePin.objects.filter(pk=pin.pk).update(slot=NodePin.CURRENT)
+        name = _wished_name(node_id, pin.spki_sha256)
+        transition(
+            Node.objects.filter(pk=node_id),
+            LIFECYCLE,
+            "lifecycle",
+            APPROVED,
+            approved_at=now,
+            cert_not_after=pin.cert_not_after,
+            **({"display_name": name} if name else {}),
+        )
+        audit_log.record("node.approve", actor, node_id=node_id, target=node.address, detail=f"key {pin.spki_sha256}")
+        _announce(node_id)
+    return Node.objects.get(pk=node_id)
+
+
+def reject(node_id: str, actor: Actor) -> None:
+    """Delete an enrollment request with its key and its tokens; the id may be used again.
+
+    Raises NotFound, NodeRevoked, Conflict (approved already), MasterFenced.
+    """
+    with transaction.atomic():
+        fencing.require_unfenced()
+        JoinToken.objects.filter(node_id_text=node_id).delete()
+        node = _locked(node_id)
+        if node.lifecycle != PENDING:
+            raise Conflict(f"Node {node_id} is approved already; revoke it instead.")
+        spki = NodePin.objects.filter(node=node).values_list("spki_sha256", flat=True).first() or "none"
+        node.delete()
+        audit_log.record("node.reject", actor, node_id=node_id, target=node.address, detail=f"key {spki}")
+        _announce(node_id)
+
+
+def drain(node_id: str, actor: Actor) -> Node:
+    """Let the node take no new work; what runs goes on. Raises NotFound, NodeRevoked, Conflict, MasterFenced."""
+    return _set_draining(node_id, actor, draining=True)
+
+
+def undrain(node_id: str, actor: Actor) -> Node:
+    """Let the node take work again. Raises as `drain`."""
+    return _set_draining(node_id, actor, draining=False)
+
+
+def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
+    """Change the settings that `patch` names (fields of `NodePatch`, snake or camel case) and no others.
+
+    Raises InvalidRequest (with problems), NotFound, NodeRevoked, MasterFenced.
+    """
+    wanted = _read_patch(patch)
+    changes = {name: getattr(wanted, name) for name in sorted(wanted.model_fields_set - {"gpu_reserves"})}
+    known = Node.objects.filter(pk=node_id).first()
+    if known is not None and {"address", "port"} & changes.keys():
+        # A name is resolved here, before the transaction: it may take seconds.
+        address = addresses.check(
+            changes.get("address", known.address),
+            changes.get("port", known.port),
+            loopback_allowed=known.is_bootstrap,
+        )
+        if "address" in changes:
+            changes["address"] = address
+    with transaction.atomic():
+        fencing.require_unfenced()
+        node = _locked(node_id)
+        changed = [name for name, value in changes.items() if getattr(node, name) != value]
+        if changed:
+            Node.objects.filter(pk=node_id).update(**{name: changes[name] for name in changed})
+        changed += _set_reserves(node, wanted.gpu_reserves)
+        if changed:
+            audit_log.record("node.update", actor, node_id=node_id, detail=", ".join(changed))
+            _announce(node_id)
+    return Node.objects.get(pk=node_id)
+
+
+def revoke(node_id: str, actor: Actor) -> Node:
+    """Never speak to the node again: its keys are remembered as revoked, its id stays taken, its tokens expire.
+
+    What runs there is the caller's concern, before this. Raises NotFound, NodeRevoked, MasterFenced.
+    """
+    now = clock.now()
+    with transaction.atomic():
+        fencing.require_unfenced()
+        JoinToken.objects.filter(node_id_text=node_id).update(expires_at=now, answer=None)
+        node = _locked(node_id)
+        spkis = list(NodePin.objects.filter(node=node).values_list("spki_sha256", flat=True))
+        RevokedKey.objects.bulk_create(
+            [RevokedKey(spki_sha256=spki, node_id_text=node_id) for spki in spkis], ignore_conflicts=True
+        )
+        NodePin.objects.filter(node=node).delete()
+        transition(Node.objects.filter(pk=node_id), LIFECYCLE, "lifecycle", REVOKED, revoked_at=now, draining=False)
+        audit_log.record("node.revoke", actor, node_id=node_id, detail=f"keys {', '.join(spkis) or 'none'}")
+        _announce(node_id)
+    return Node.objects.get(pk=node_id)
+
+
+def _set_draining(node_id: str, actor: Actor, *, draining: bool) -> Node:
+    with transaction.atomic():
+        fencing.require_unfenced()
+        node = _locked(node_id)
+        if node.lifecycle != APPROVED:
+            raise Conflict(f"Node {node_id} waits for approval. Approve it first.")
+        if Node.objects.filter(pk=node_id, draining=not draining).update(draining=draining):
+            audit_log.record("node.drain" if draining else "node.undrain", actor, node_id=node_id)
+            _announce(node_id)
+    return Node.objects.get(pk=node_id)
+
+
+def _locked(node_id: str) -> Node:
+    node = Node.objects.select_for_update().filter(pk=node_id).first()
+    if node is None:
+        raise NotFound(f"There is no node {node_id}.")
+    if node.lifecycle == REVOKED:
+        raise NodeRevoked(f"Node {node_id} is revoked.")
+    return node
+
+
+def _wished_name(node_id: str, spki: str) -> str:
+    """The display name given with the token that this key used."""
+    names = JoinToken.objects.filter(node_id_text=node_id, used_by_spki=spki).order_by("-used_at")
+    return names.values_list("display_name", flat=True).first() or ""
+
+
+def _set_reserves(node: Node, reserves: Mapping[str, int | None]) -> list[str]:
+    if not reserves:
+        return []
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(node=node)}
+    unknown = sorted(set(reserves) - gpus.keys())
+    if unknown:
+        raise InvalidRequest(
+            f"Node {node.pk} has no GPU {', '.join(unknown)}.",
+            problems=[
+                {"code": "gpu_unknown", "message": f"GPU {uuid[:80]} is not on the node.", "field": "gpuReserves"}
+                for uuid in unknown
+            ],
+        )
+    changed = [uuid for uuid, reserve in reserves.items() if gpus[uuid].reserve_bytes != reserve]
+    for uuid in changed:
+        Gpu.objects.filter(pk=gpus[uuid].pk).update(reserve_bytes=reserves[uuid])
+    return [f"reserve of {uuid}" for uuid in changed]
+
+
+def _read_patch(patch: Mapping[str, Any]) -> NodePatch:
+    try:
+        return NodePatch.model_validate(dict(patch))
+    except ValidationError as error:
+        problems = [
+            {"code": "invalid", "message": f"{item['msg']}.", "field": ".".join(map(str, item["loc"]))}
+            for item in error.errors(include_url=False, include_input=False, include_context=False)
+        ]
+        text = " ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+        raise InvalidRequest(text, problems=problems) from None
+
+
+def _announce(node_id: str) -> None:
+    transaction.on_commit(lambda: hints.changed("nodes", node_id))
