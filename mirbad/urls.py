@@ -31,6 +31,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
     path("metrics", health.Metrics.as_view(), name="metrics"),
+    path("", include("mirbad.bundles.urls")),
     path("login", Login.as_view(), name="login"),
     path("logout", Logout.as_view(), name="logout"),
     path("api/", include(api)),

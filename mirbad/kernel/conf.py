@@ -21,7 +21,7 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SECRETS = ("admin_password", "secret_key", "database_url", "redis_url")
 # Read by the agent or by another tool, not by the master; present in the environment without being a mistake.
 _FOREIGN = frozenset({"MIRBAD_JOIN_TOKEN", "MIRBAD_ENROLL_CA_HASH"})
-_FOREIGN_PREFIXES = ("MIRBAD_TEST_", "MIRBAD_AGENT_BUNDLE_", "MIRBAD_INTERNAL_")
+_FOREIGN_PREFIXES = ("MIRBAD_TEST_", "MIRBAD_INTERNAL_")
 
 
 class BadSettings(Exception):
@@ -69,6 +69,7 @@ class Settings(BaseModel):
     starter_model: Literal["smollm2-135m", "none"] = "smollm2-135m"
     bootstrap_node: Annotated[str, Field(min_length=1)] = "local"
     enroll_url: str = ""
+    agent_bundle_url: str = ""
     default_join_token_lifetime: Duration = timedelta(hours=1)
     join_token_retention: Duration = timedelta(days=30)
     enroll_rate_per_minute: Annotated[int, Field(ge=1)] = 5

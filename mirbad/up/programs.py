@@ -57,6 +57,11 @@ class Layout:
         return self.settings.data / "agent" / "state"
 
     @property
+    def agent_joined(self) -> bool:
+        """Whether this machine's own agent has an identity."""
+        return (self.agent_state / "identity" / "current").exists()
+
+    @property
     def models_root(self) -> Path:
         """Where this machine's own agent finds models, one folder each."""
         return self.settings.data / "agent" / "models"
@@ -105,7 +110,7 @@ def agent(layout: Layout, *arguments: str) -> tuple[str, ...]:
     return (layout.python, "-m", "agent", *arguments, "--config", str(layout.agent_config))
 
 
-def programs(layout: Layout, *, agent_joined: bool) -> tuple[Program, ...]:
+def programs(layout: Layout) -> tuple[Program, ...]:
     """All processes in the order in which they start. The agent waits until it has an identity."""
     own = [
         Program("web", web(layout), 20, 10),
@@ -113,7 +118,7 @@ def programs(layout: Layout, *, agent_joined: bool) -> tuple[Program, ...]:
         Program("watcher", _manage(layout, "watch"), 30, 8),
         Program("worker", worker(layout), 30, 12),
         Program("beat", beat(layout), 40, 8),
-        Program("agent", agent(layout, "serve"), 10, 10, autostart=agent_joined, scrubbed=True),
+        Program("agent", agent(layout, "serve"), 10, 10, autostart=layout.agent_joined, scrubbed=True),
     ]
     if layout.embeds_broker:
         command = (str(broker.binary()), str(layout.settings.data / "run" / "broker.conf"))

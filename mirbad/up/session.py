@@ -123,8 +123,7 @@ class Session:
             Control(self._layout.control_socket).start("agent")
 
     def _start_supervisord(self) -> None:
-        joined = (self._layout.agent_state / "identity" / "current").exists()
-        self._supervisord = supervisor.start(self._layout, self._environ, agent_joined=joined)
+        self._supervisord = supervisor.start(self._layout, self._environ)
         if self._heartbeat is None:
             os.environ.update(self._environ)
             from mirbad.tasking import heartbeat

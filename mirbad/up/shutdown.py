@@ -57,7 +57,7 @@ class Shutdown:
             time.sleep(_POLL_SECONDS)
 
     def _stop_engines(self) -> bool:
-        if not self._layout.agent_config.exists():
+        if not self._layout.agent_joined:
             return True
         grace = 0 if self._stops.hurried else _ENGINE_GRACE_SECONDS
         command = programs.agent(self._layout, "stop-all", "--grace", str(grace))

@@ -82,9 +82,9 @@ def _state(row: dict[str, Any]) -> ProcessState:
     )
 
 
-def start(layout: Layout, environ: dict[str, str], *, agent_joined: bool) -> subprocess.Popen[bytes]:
+def start(layout: Layout, environ: dict[str, str]) -> subprocess.Popen[bytes]:
     """Write the configuration and start supervisord, in a session of its own (Ctrl-C reaches only us)."""
-    text = programs.configuration(layout, programs.programs(layout, agent_joined=agent_joined))
+    text = programs.configuration(layout, programs.programs(layout))
     layout.configuration.write_text(text)
     layout.configuration.chmod(0o600)
     layout.control_socket.unlink(missing_ok=True)

@@ -4,16 +4,18 @@ import hashlib
 import hmac
 import re
 import secrets
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.db import transaction
 from django.db.models import F, Q
 
 from audit import log as audit_log
+from mirbad.bundles import archive
+from mirbad.bundles.command import install_command
 from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG, Actor
 from mirbad.kernel.conf import settings
@@ -99,6 +101,7 @@ def create(
         expires_at=row.expires_at,
         purpose=purpose,
         commands={"linux": _linux_command(node_id, node if purpose == JoinToken.REKEY else None, ca_hash, enroll_url)},
+        agent_download=_agent_download(bundle_url_for(enroll_url)),
     )
 
 
@@ -224,7 +227,24 @@ def _prune(now: datetime) -> None:
 
 
 def _linux_command(node_id: str, rekeyed: Node | None, ca_hash: str, enroll_url: str) -> str:
-    words = ["mirbad-agent", "join", "--enroll-url", enroll_url, "--ca-hash", ca_hash, "--node-id", node_id]
+    words = ["--enroll-url", enroll_url, "--ca-hash", ca_hash, "--node-id", node_id]
     if rekeyed is not None:
         words += ["--rekey", "--node-uid", str(rekeyed.uid)]
-    return shlex.join(words)
+    return install_command(archive.bundles()[0], bundle_url_for(enroll_url), words)
+
+
+def bundle_url_for(enroll_url: str) -> str:
+    """Where another machine downloads the agent: the URL that is set, else this master under the enroll URL's host."""
+    configured = settings()
+    if configured.agent_bundle_url:
+        return configured.agent_bundle_url.rstrip("/")
+    host = urlsplit(enroll_url).hostname or "127.0.0.1"
+    return f"http://{f'[{host}]' if ':' in host else host}:{configured.port}"
+
+
+def _agent_download(base_url: str) -> dict[str, Any]:
+    rows = [
+        {"rid": bundle.rid, "url": f"{base_url}{bundle.path}", "sha256": bundle.sha256, "version": bundle.version}
+        for bundle in archive.bundles()
+    ]
+    return {"bundles": rows}

@@ -37,6 +37,8 @@ def configure(layout: Layout) -> None:
 
 def status(layout: Layout, environ: Mapping[str, str]) -> dict[str, Any]:
     """What ``mirbad-agent status --json`` says of this machine's agent. Raises CannotStart."""
+    if not layout.agent_joined:
+        return {"joined": False}
     answer: dict[str, Any] = json.loads(_run(layout, environ, "status", "--json"))
     return answer
 

@@ -1,0 +1,78 @@
+#!/bin/sh
+# Installs the Mirbad agent from this folder and, with join parameters, joins a master and starts it.
+#
+#   sudo ./install.sh [--node-id ID --enroll-url URL --ca-hash HASH [--address A] [--rekey --node-uid UID]]
+#
+# The join token is read from MIRBAD_JOIN_TOKEN or asked for; it is never on a command line. Run it again with a newer
+# folder to upgrade: configuration, identity and running engines stay.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+base=/usr/local/lib/mirbad-agent
+config=/etc/mirbad-agent/agent.json
+state=/var/lib/mirbad-agent
+models=/srv/mirbad/models
+user=mirbad-agent
+
+fail() { echo "install.sh: $*" >&2; exit 1; }
+
+[ "$(id -u)" = 0 ] || fail "run it as root (sudo ./install.sh …)"
+
+python=""
+for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+    if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || fail "needs Python 3.11 or newer with venv (Debian, Ubuntu: apt install python3 python3-venv)"
+
+wheel=$(ls "$here"/mirbad_agent-*-py3-none-any.whl 2>/dev/null) || fail "no wheel beside install.sh; unpack the whole archive"
+version=$(basename "$wheel" | cut -d- -f2)
+
+# a folder of its own each time: the one in use is never touched
+name=$version
+[ ! -e "$base/$name" ] || name="$version-$(date -u +%Y%m%d%H%M%S)"
+echo "Installing mirbad-agent $version to $base/$name with $("$python" --version)"
+trap '[ "$(readlink "$base/current" 2>/dev/null)" = "$name" ] || rm -rf "${base:?}/$name"' EXIT
+mkdir -p "$base"
+"$python" -m venv "$base/$name"
+pip="$base/$name/bin/python -m pip install -q --disable-pip-version-check --no-input"
+$pip --require-hashes -r "$here/requirements-agent.txt"
+$pip --no-deps --no-index "$wheel"
+ln -sfn "$name" "$base/current"
+ln -sf "$base/current/bin/mirbad-agent" /usr/local/bin/mirbad-agent
+
+if ! id "$user" >/dev/null 2>&1; then
+    useradd --system --home-dir "$state" --no-create-home --shell /usr/sbin/nologin "$user"
+fi
+for group in docker video render; do
+    if getent group "$group" >/dev/null; then usermod -aG "$group" "$user"; fi
+done
+install -d -m 0750 -o root -g "$user" "$(dirname "$config")"
+install -d -m 0700 -o "$user" -g "$user" "$state"
+[ -d "$models" ] || install -d -m 0755 -o "$user" -g "$user" "$models"
+[ -e "$config" ] || install -m 0640 -o root -g "$user" "$here/agent.json.example" "$config"
+
+systemd=no
+if [ -d /run/systemd/system ]; then
+    systemd=yes
+    install -m 0644 "$here/mirbad-agent.service" /etc/systemd/system/mirbad-agent.service
+    systemctl daemon-reload
+fi
+
+if [ $# -gt 0 ]; then
+    runuser -u "$user" -- /usr/local/bin/mirbad-agent join --config "$config" "$@"
+fi
+if [ ! -e "$state/identity/current" ]; then
+    echo "Installed. Join with the command that Add node on the master shows."
+    exit 0
+fi
+if [ $systemd = yes ]; then
+    systemctl enable -q mirbad-agent
+    systemctl restart mirbad-agent
+    echo "mirbad-agent runs (systemctl status mirbad-agent). Open TCP 9443 to the master's address alone."
+else
+    echo "There is no systemd here. Start the agent with:"
+    echo "  runuser -u $user -- /usr/local/bin/mirbad-agent serve --config $config"
+fi

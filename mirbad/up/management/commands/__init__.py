@@ -1,0 +1,1 @@
+"""``manage.py status``, ``admin-password``, ``api-key``, ``snapshot``."""

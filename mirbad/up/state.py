@@ -1,0 +1,167 @@
+"""The state of a whole master at one moment, for a person in a shell and for scripts."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Unavailable
+from mirbad.tasking import heartbeat
+from mirbad.up import folder
+from mirbad.up.supervisor import Control, NotAnswering
+from models_app.models import Placement
+from models_app.states import READY, RUNNING
+from nodes import queries
+from nodes.models import Node
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """One process. `seconds` since its start or its last sign of life, None when not known."""
+
+    name: str
+    state: str
+    pid: int | None
+    seconds: float | None
+    well: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """One node with its shown state and the reasons for it."""
+
+    id: str
+    state: str
+    draining: bool
+    address: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLine:
+    """One placement: what is wanted and what is seen."""
+
+    id: str
+    node: str
+    desired: str
+    observed: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that `manage.py status` says."""
+
+    running: bool
+    url: str
+    pid: int | None
+    started_at: str | None
+    processes: tuple[ProcessLine, ...]
+    nodes: tuple[NodeLine, ...]
+    models: tuple[ModelLine, ...]
+
+    def needs_attention(self) -> bool:
+        """Whether a person should look."""
+        return (
+            not self.running
+            or any(not process.well for process in self.processes)
+            or any(node.state not in {"Online", "Revoked"} for node in self.nodes)
+            or any(model.desired == RUNNING and model.observed != READY for model in self.models)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values in camelCase."""
+        head = {"running": self.running, "url": self.url, "pid": self.pid, "startedAt": self.started_at}
+        rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("processes", "nodes", "models")}
+        return {**head, **rows, "needsAttention": self.needs_attention()}
+
+    def as_words(self) -> Iterable[str]:
+        """Lines for a person."""
+        if self.running:
+            yield f"Mirbad runs at {self.url} (process {self.pid}, since {self.started_at})."
+        else:
+            yield f"Mirbad does not run on {settings().data}. Start it with make up."
+        yield from _table("Processes", [_process_words(row) for row in self.processes])
+        yield from _table("Nodes", [_node_words(row) for row in self.nodes])
+        yield from _table("Models", [_model_words(row) for row in self.models])
+
+
+def read() -> State:
+    """Look at everything. Raises Django's OperationalError or ProgrammingError when there is no usable database."""
+    data = settings().data
+    running = folder.is_running(data)
+    facts = folder.read_facts(data) if running else None
+    return State(
+        running=running,
+        url=facts.web_url if facts else "",
+        pid=facts.pid if facts else None,
+        started_at=facts.started_at if facts else None,
+        processes=_processes(facts),
+        nodes=tuple(_nodes()),
+        models=tuple(_models()),
+    )
+
+
+def _processes(facts: folder.RunFacts | None) -> tuple[ProcessLine, ...]:
+    if facts is None:
+        return _by_heartbeat() if settings().redis_url else ()
+    try:
+        states = Control(Path(facts.runtime_dir) / "supervisord.sock").states().values()
+    except NotAnswering as error:
+        return (ProcessLine("supervisord", f"does not answer: {error}", None, None, False),)
+    return tuple(ProcessLine(s.name, s.state.lower(), s.pid, s.seconds, s.state == "RUNNING") for s in states)
+
+
+def _by_heartbeat() -> tuple[ProcessLine, ...]:
+    """Processes that run on other hosts show themselves by their signs of life alone."""
+    try:
+        alive = heartbeat.alive()
+    except Unavailable as error:
+        return (ProcessLine("broker", error.detail, None, None, False),)
+    return tuple(
+        ProcessLine(name, "alive" if name in alive else "no sign of life", None, alive.get(name), name in alive)
+        for name in heartbeat.PROCESSES
+    )
+
+
+def _nodes() -> Iterable[NodeLine]:
+    for node in Node.objects.prefetch_related("conditions"):
+        shown = queries.shown_state(node, list(node.conditions.all()))
+        reasons = tuple(str(reason) for reason in shown.reasons)
+        yield NodeLine(node.id, shown.name, shown.draining, f"{node.address}:{node.port}", reasons)
+
+
+def _models() -> Iterable[ModelLine]:
+    for row in Placement.objects.order_by("model_id", "node_id_text"):
+        yield ModelLine(row.model_id, row.node_id_text, row.desired, row.observed, row.observed_reason)
+
+
+def _process_words(row: ProcessLine) -> tuple[str, ...]:
+    pid = f"process {row.pid}" if row.pid else ""
+    return (row.name, row.state, pid, f"for {_duration(row.seconds)}" if row.seconds is not None else "")
+
+
+def _node_words(row: NodeLine) -> tuple[str, ...]:
+    return (row.id, row.state + (", draining" if row.draining else ""), row.address, "; ".join(row.reasons))
+
+
+def _model_words(row: ModelLine) -> tuple[str, ...]:
+    return (row.id, f"on {row.node}", f"wanted {row.desired}, is {row.observed}", row.reason)
+
+
+def _table(title: str, rows: list[tuple[str, ...]]) -> Iterable[str]:
+    yield ""
+    yield title
+    if not rows:
+        yield "  none"
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
