@@ -12,7 +12,7 @@ from agent.server import handlers
 from agent.server.events import Hub
 from agent.server.guard import Handler, guard
 from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER
-from agent.server.relay import relay
+from agent.server.relay import engines, relay
 from agent.server.status import Reporter
 from agent.server.tls import Door
 from agent.wire.base import API_PREFIX
@@ -57,6 +57,7 @@ def make_app(parts: Parts) -> web.Application:
     app[INSTANCES] = parts.instances
     app[HUB] = parts.hub
     app[REPORTER] = parts.reporter
+    app.cleanup_ctx.append(engines)
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app
