@@ -7,6 +7,7 @@ from pathlib import Path
 import django
 
 _DATA = Path(tempfile.mkdtemp(prefix="mirbad-test-"))
+(_DATA / "static").mkdir()
 for name in [name for name in os.environ if name.startswith("MIRBAD_") and not name.startswith("MIRBAD_TEST_")]:
     del os.environ[name]
 os.environ["DATABASE_URL"] = os.environ.get("MIRBAD_TEST_DATABASE_URL", "")

@@ -1,5 +1,15 @@
-"""Routes of `/api` in this app."""
+"""Routes of `/api` in this app. Start, stop, restart and logs of a model are in `jobs`."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from mirbad.api import converters
+from models_app.api.views import Key, Keys, Model, Models
+
+converters.register()
+
+urlpatterns = [
+    path("models", Models.as_view(), name="api-models"),
+    path("models/<name:model_id>", Model.as_view(), name="api-model"),
+    path("keys", Keys.as_view(), name="api-keys"),
+    path("keys/<row:row_id>", Key.as_view(), name="api-key"),
+]

@@ -1,0 +1,116 @@
+"""``/api/models`` and ``/api/keys``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.reverse import reverse
+
+from mirbad.accounts.views import AdminView
+from mirbad.api.pagination import Page
+from mirbad.api.serializers import read
+from mirbad.kernel.errors import InvalidRequest
+from mirbad.kernel.roles import OPERATOR, VIEWER
+from models_app import keys, queries, registry
+from models_app.api.serializers import (
+    KeyInputSerializer,
+    KeySerializer,
+    ModelInputSerializer,
+    ModelSerializer,
+    NewKeySerializer,
+)
+
+
+def _parsed(data: Any) -> registry.ModelInput:
+    if not isinstance(data, Mapping):
+        raise InvalidRequest("The body must be a JSON object.")
+    return registry.parse(data)
+
+
+class Models(AdminView):
+    """Model definitions with their placements."""
+
+    read_role = VIEWER
+    required_role = OPERATOR
+    audited = {"POST": "model.create"}
+
+    @extend_schema(operation_id="models_list", responses=ModelSerializer(many=True))
+    def get(self, request: Request) -> Response:
+        """All models, by id."""
+        pages = Page()
+        rows = pages.paginate_queryset(queries.all_models(), request, view=self)
+        return pages.get_paginated_response(ModelSerializer(rows, many=True).data)
+
+    @extend_schema(operation_id="models_create", request=ModelInputSerializer, responses={201: ModelSerializer})
+    def post(self, request: Request) -> Response:
+        """A new model; it is not started."""
+        model = registry.create(_parsed(request.data), self.actor)
+        location = reverse("api-model", args=[model.pk], request=request)
+        return Response(ModelSerializer(queries.one_model(model.pk)).data, status=201, headers={"Location": location})
+
+
+class Model(AdminView):
+    """One model."""
+
+    read_role = VIEWER
+    required_role = OPERATOR
+    audited = {"PUT": "model.update", "DELETE": "model.delete"}
+
+    @extend_schema(operation_id="models_read", responses=ModelSerializer)
+    def get(self, request: Request, model_id: str) -> Response:
+        """The definition, where it stands, and what was seen of it."""
+        return Response(ModelSerializer(queries.one_model(model_id)).data)
+
+    @extend_schema(operation_id="models_update", request=ModelInputSerializer, responses=ModelSerializer)
+    def put(self, request: Request, model_id: str) -> Response:
+        """Save a whole definition; what runs keeps its own until it is restarted."""
+        registry.update(model_id, _parsed(request.data), self.actor)
+        return Response(ModelSerializer(queries.one_model(model_id)).data)
+
+    @extend_schema(operation_id="models_delete", responses={204: None})
+    def delete(self, request: Request, model_id: str) -> Response:
+        """Delete a model that runs nowhere. Its files stay where they are."""
+        registry.delete(model_id, self.actor)
+        return Response(status=204)
+
+
+class Keys(AdminView):
+    """Keys of ``/v1``."""
+
+    read_role = VIEWER
+    required_role = OPERATOR
+    audited = {"POST": "api-key"}
+
+    @extend_schema(
+        operation_id="keys_list",
+        parameters=[OpenApiParameter("includeRevoked", bool, description="Revoked keys too.")],
+        responses=KeySerializer(many=True),
+    )
+    def get(self, request: Request) -> Response:
+        """All keys, newest first; never their secrets."""
+        pages = Page()
+        found = keys.listed(include_revoked=request.query_params.get("includeRevoked") == "true")
+        rows = pages.paginate_queryset(found, request, view=self)
+        return pages.get_paginated_response(KeySerializer(rows, many=True).data)
+
+    @extend_schema(operation_id="keys_create", request=KeyInputSerializer, responses={201: NewKeySerializer})
+    def post(self, request: Request) -> Response:
+        """A new key. Its secret is in this answer and nowhere else."""
+        key, secret = keys.create(**read(KeyInputSerializer, request.data), actor=self.actor)
+        return Response({**KeySerializer(key).data, "secret": secret}, status=201)
+
+
+class Key(AdminView):
+    """One key of ``/v1``."""
+
+    read_role = VIEWER
+    required_role = OPERATOR
+    audited = {"DELETE": "api-key"}
+
+    @extend_schema(operation_id="keys_revoke", responses={204: None})
+    def delete(self, request: Request, row_id: int) -> Response:
+        """End a key; every process refuses it within two seconds."""
+        keys.revoke(row_id, self.actor)
+        return Response(status=204)
