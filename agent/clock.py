@@ -2,6 +2,8 @@
 
 import time
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 
 
 def now() -> datetime:
@@ -17,3 +19,9 @@ def now_text() -> str:
 def monotonic() -> float:
     """Seconds of a clock that never goes back."""
     return time.monotonic()
+
+
+@cache
+def boot_id() -> str:
+    """The id of this boot of the machine, which `monotonic` and process ids belong to."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,64 @@
+"""The Docker Engine of this machine: reaching it, and what it can do."""
+
+import asyncio
+from dataclasses import dataclass
+
+import docker
+import docker.errors
+import requests
+
+TIMEOUT_SECONDS = 30
+_LOOK_SECONDS = 4
+
+NO_TOOLKIT = (
+    "Docker on this node cannot give GPUs to containers: install the NVIDIA Container Toolkit and restart Docker."
+)
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """Whether containers can be run. `gives_gpus` None is not known."""
+
+    problem: str | None
+    version: str | None = None
+    gives_gpus: bool | None = None
+
+
+def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> docker.DockerClient:
+    """A client that speaks the newest API version both sides know. DockerException when it is not reached; blocking."""
+    if docker_host:
+        return docker.DockerClient(base_url=docker_host, version="auto", timeout=timeout_seconds)
+    return docker.from_env(version="auto", timeout=timeout_seconds)
+
+
+def say(error: Exception, docker_host: str | None) -> str:
+    """Why the engine is not reached, with what to do."""
+    text = str(error)
+    where = docker_host or "its usual socket"
+    if "Permission denied" in text:
+        return f"The agent may not talk to Docker ({where}): add its user to the group docker and restart the agent."
+    if "No such file" in text or "Connection refused" in text or "FileNotFoundError" in text:
+        return f"Docker does not run on this node (nothing answers at {where}); install or start it to run containers."
+    return f"Docker cannot be used on this node: {text[:300]}"
+
+
+async def look(docker_host: str | None) -> EngineState:
+    """Whether containers can be run here, now."""
+    return await asyncio.to_thread(_look, docker_host)
+
+
+def _look(docker_host: str | None) -> EngineState:
+    try:
+        client = connect(docker_host, _LOOK_SECONDS)
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        return EngineState(problem=say(error, docker_host))
+    try:
+        info = client.info()
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        return EngineState(problem=say(error, docker_host))
+    finally:
+        client.close()
+    runtimes = info.get("Runtimes") or {}
+    devices = info.get("CDISpecDirs")
+    gives: bool | None = True if any("nvidia" in name for name in runtimes) else (None if devices else False)
+    return EngineState(problem=None, version=str(info.get("ServerVersion") or "") or None, gives_gpus=gives)

@@ -1,0 +1,211 @@
+"""All instances of a node: the one door for the server."""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agent.admission import Starts
+from agent.config import AgentConfig
+from agent.deliveries.base import EngineDelivery
+from agent.deliveries.process import ProcessDelivery
+from agent.errors import AgentError
+from agent.running import recovery, room
+from agent.running.keeper import Keeper
+from agent.running.record import Record, Records
+from agent.running.yard import Yard
+from agent.runtimes import RUNTIMES
+from agent.telemetry import gpu, memory
+from agent.telemetry.nvml import NoDriver
+from agent.wire.capability import Delivery
+from agent.wire.errors import AgentCode
+from agent.wire.instances import InstanceState, InstanceView, LaunchSpec, LogSlice
+
+_log = logging.getLogger("mirbad.agent.instances")
+
+_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+_MAX_TAIL = 5_000
+
+
+@dataclass(frozen=True)
+class EngineTarget:
+    """Where a ready engine listens, and the key that it wants."""
+
+    host: str
+    port: int
+    api_key: str
+    model_id: str
+    generation: int
+
+
+class Instances:
+    """Starts, watches and stops engines. Call `recover` before anything else.
+
+    `changed` is called in the event loop at every change of an instance. `fleet` and `node` go into the labels of
+    containers. Other deliveries may be given by tests.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        fleet: str,
+        changed: Callable[[InstanceView], None],
+        *,
+        node: str = "",
+        deliveries: Mapping[Delivery, EngineDelivery] | None = None,
+    ) -> None:
+        self._yard = Yard(
+            config=config,
+            fleet=fleet,
+            node=node,
+            records=Records(config.state_dir),
+            deliveries=deliveries if deliveries is not None else {Delivery.PROCESS: ProcessDelivery()},
+            starts=Starts(config.max_concurrent_starts),
+            changed=changed,
+        )
+        self._keepers: dict[str, Keeper] = {}
+        self._door = asyncio.Lock()
+
+    async def recover(self) -> None:
+        """Adopt what still runs, go on with what was not begun, and say of the rest how it ended."""
+        await self._look_at_gpus()
+        for record in await self._yard.records.load():
+            keeper = self._keeper(record)
+            self._keepers[record.instance_id] = keeper
+            await recovery.take_up(keeper)
+
+    async def _look_at_gpus(self) -> None:
+        try:
+            self._yard.cards = await gpu.cards(self._yard.config.nvidia_smi)
+        except NoDriver as error:
+            self._yard.gpu_problem = str(error)
+        decision = memory.decided(self._yard.config, self._yard.cards, self._yard.gpu_problem)
+        self._yard.memory_model = decision.model
+
+    def _keeper(self, record: Record) -> Keeper:
+        return Keeper(record, self._yard, room.need_of(record.spec, None), room.lanes_of(record.spec))
+
+    async def launch(self, instance_id: str, operation_id: str, spec: LaunchSpec) -> InstanceView:
+        """Start an engine and return at once; the same operation again gets the same instance.
+
+        AgentError: INVALID_REQUEST, INSTANCE_EXISTS, SPEC_REJECTED, RUNTIME_UNAVAILABLE, SOURCE_MISSING, GPU_MISSING,
+        ADMISSION_REFUSED.
+        """
+        if not _ID.match(instance_id):
+            raise AgentError(AgentCode.INVALID_REQUEST, f"'{instance_id}' cannot be the id of an instance.")
+        if (known := self._known(instance_id, operation_id)) is not None:
+            return known
+        runtime, config = RUNTIMES[spec.runtime], self._yard.config
+        self._require_available(spec)
+        source = await asyncio.to_thread(runtime.prepare, spec, config)
+        await room.require_gpus(self._yard, spec)
+        async with self._door:
+            if (known := self._known(instance_id, operation_id)) is not None:
+                return known
+            need, lanes = room.need_of(spec, source), room.lanes_of(spec)
+            record = Record(
+                instance_id=instance_id, operation_id=operation_id, spec=spec, api_key=secrets.token_urlsafe(32)
+            )
+            if self._yard.starts.try_take(instance_id, lanes, need):
+                try:
+                    await room.check(self._yard, instance_id, need, force=spec.force)
+                except BaseException:
+                    await self._yard.starts.release(instance_id)
+                    raise
+            keeper = Keeper(record, self._yard, need, lanes)
+            await self._yard.records.save(record)
+            self._keepers[instance_id] = keeper
+            await asyncio.to_thread(keeper.log.path.unlink, missing_ok=True)
+            self._yard.changed(keeper.view())
+            keeper.begin()
+            return keeper.view()
+
+    def _known(self, instance_id: str, operation_id: str) -> InstanceView | None:
+        keeper = self._keepers.get(instance_id)
+        if keeper is None:
+            return None
+        if keeper.record.operation_id == operation_id:
+            return keeper.view()
+        if keeper.record.is_live:
+            raise AgentError(
+                AgentCode.INSTANCE_EXISTS,
+                f"Instance {instance_id} is {keeper.record.state} already; stop it before it is started again.",
+                {"operationId": keeper.record.operation_id, "state": keeper.record.state},
+            )
+        return None
+
+    def _require_available(self, spec: LaunchSpec) -> None:
+        if spec.delivery not in self._yard.deliveries:
+            raise AgentError(AgentCode.RUNTIME_UNAVAILABLE, f"This node cannot run engines as a {spec.delivery}.")
+        availability = RUNTIMES[spec.runtime].availability(self._yard.config, spec.delivery)
+        if not availability.available:
+            raise AgentError(
+                AgentCode.RUNTIME_UNAVAILABLE,
+                availability.problem or f"This node cannot run {spec.runtime} as a {spec.delivery}.",
+            )
+
+    async def stop(self, instance_id: str, grace_seconds: float) -> InstanceView:
+        """Ask an engine to end, and return at once. AgentError NOT_FOUND."""
+        keeper = self._get(instance_id)
+        await keeper.stop(grace_seconds)
+        return keeper.view()
+
+    async def forget(self, instance_id: str) -> None:
+        """Remove the record and the log of an instance that has ended. AgentError NOT_FOUND, INSTANCE_EXISTS."""
+        async with self._door:
+            keeper = self._get(instance_id)
+            if keeper.record.is_live:
+                raise AgentError(
+                    AgentCode.INSTANCE_EXISTS, f"Instance {instance_id} is {keeper.record.state}; stop it first."
+                )
+            await keeper.wait_final()
+            await self._yard.records.remove(instance_id)
+            del self._keepers[instance_id]
+
+    def view(self, instance_id: str) -> InstanceView:
+        """What is known of an instance. AgentError NOT_FOUND."""
+        return self._get(instance_id).view()
+
+    def views(self) -> tuple[InstanceView, ...]:
+        """Every instance, ended ones too."""
+        return tuple(keeper.view() for keeper in self._keepers.values())
+
+    def target(self, instance_id: str) -> EngineTarget:
+        """Where to send a request for it. AgentError NOT_FOUND, or NOT_READY unless it is ready or unhealthy."""
+        record = self._get(instance_id).record
+        if record.state not in {InstanceState.READY, InstanceState.UNHEALTHY}:
+            raise AgentError(
+                AgentCode.NOT_READY, f"Instance {instance_id} is {record.state}, not ready.", {"state": record.state}
+            )
+        return EngineTarget(record.host, record.port, record.api_key, record.spec.model_id, record.spec.generation)
+
+    async def log(self, instance_id: str, tail: int, after: int | None) -> LogSlice:
+        """The last `tail` lines, or at most so many from the place `after`. AgentError NOT_FOUND."""
+        log = self._get(instance_id).log
+        lines = max(0, min(tail, _MAX_TAIL))
+        if after is None:
+            return await asyncio.to_thread(log.tail, lines)
+        return await asyncio.to_thread(log.after, after, lines)
+
+    async def stop_everything(self, grace_seconds: float) -> tuple[str, ...]:
+        """End every engine of this state folder and wait for it; the ids of those that were ended."""
+        live = [keeper for keeper in self._keepers.values() if keeper.record.is_live]
+        await asyncio.gather(*(keeper.stop(grace_seconds) for keeper in live))
+        await asyncio.gather(*(keeper.wait_final() for keeper in live))
+        return tuple(keeper.record.instance_id for keeper in live)
+
+    async def close(self) -> None:
+        """The agent ends; engines live on."""
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
+        await self._yard.prober.close()
+        for delivery in self._yard.deliveries.values():
+            await delivery.close()
+        self._yard.records.close()
+
+    def _get(self, instance_id: str) -> Keeper:
+        keeper = self._keepers.get(instance_id)
+        if keeper is None:
+            raise AgentError(AgentCode.NOT_FOUND, f"This node has no instance {instance_id}.")
+        return keeper

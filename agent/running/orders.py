@@ -1,0 +1,89 @@
+"""From a launch to an order for a delivery: seat, command, environment."""
+
+import os
+
+import psutil
+
+from agent.config import AgentConfig
+from agent.deliveries.base import ImageOrder, Order
+from agent.running.record import Record
+from agent.running.yard import Yard
+from agent.runtimes import RUNTIMES
+from agent.runtimes.base import Seat, Source
+from agent.wire.capability import Delivery, MemoryModel
+from agent.wire.instances import LaunchSpec
+
+
+def threads(config: AgentConfig) -> int:
+    """Threads of an engine that computes on the processor. One on a small machine: engines spin while they wait for
+    each other's threads, which collapses when others want the cores too.
+    """
+    if config.engine_threads is not None:
+        return config.engine_threads
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return 1 if cores <= 2 else cores - 1
+
+
+def _gpus(spec: LaunchSpec, yard: Yard) -> tuple[str, ...] | None:
+    """GPUs by UUID; empty is all that there are (they share the machine's memory); None is no GPU."""
+    if spec.gpu_uuids:
+        return spec.gpu_uuids
+    has_gpus = yard.cards is not None and bool(yard.cards.cards)
+    return () if has_gpus and yard.memory_model is MemoryModel.UNIFIED else None
+
+
+def _process_gpu_env(gpus: tuple[str, ...] | None) -> dict[str, str]:
+    if gpus is None:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def _labels(record: Record, yard: Yard) -> dict[str, str]:
+    return {
+        "mirbad.fleet": yard.fleet,
+        "mirbad.node": yard.node,
+        "mirbad.instance": record.instance_id,
+        "mirbad.model": record.spec.model_id,
+        "mirbad.generation": str(record.spec.generation),
+        "mirbad.operation": record.operation_id,
+        "mirbad.launch": record.launch_id,
+    }
+
+
+def make(record: Record, source: Source | None, yard: Yard) -> Order:
+    """The order for the launch in `record`, whose port is chosen."""
+    spec, runtime = record.spec, RUNTIMES[record.spec.runtime]
+    in_container = spec.delivery is Delivery.CONTAINER
+    seat = Seat(
+        host="0.0.0.0" if in_container else record.host,  # noqa: S104  inside a container; published on loopback only
+        port=runtime.container_port if in_container else record.port,
+        api_key=record.api_key,
+        threads=threads(yard.config),
+        source=source,
+    )
+    command = runtime.command(spec, yard.config, seat)
+    secrets = {name: value.get_secret_value() for name, value in spec.secret_env.items()}
+    gpus = _gpus(spec, yard)
+    env = {**spec.env, **secrets, **command.env}
+    image = None
+    if in_container:
+        image = ImageOrder(
+            reference=spec.image or "",
+            digest=spec.image_digest,
+            entrypoint=command.entrypoint,
+            mounts=source.mounts if source else (),
+            container_port=runtime.container_port,
+            host_port=record.port,
+            gpus=gpus,
+            labels=_labels(record, yard),
+        )
+    else:
+        env |= _process_gpu_env(gpus)
+    return Order(
+        instance_id=record.instance_id,
+        launch_id=record.launch_id,
+        argv=command.argv,
+        env=env,
+        log=yard.records.log_path(record.instance_id),
+        image=image,
+    )

@@ -1,0 +1,49 @@
+"""After a start of the agent: from a record on disk to what really runs."""
+
+import logging
+
+from agent import clock
+from agent.running.keeper import Ended, Keeper
+from agent.wire.instances import InstanceState
+
+_log = logging.getLogger("mirbad.agent.instances")
+
+_MAX_ATTEMPTS = 3
+
+
+async def take_up(keeper: Keeper) -> None:
+    """Go on with one instance.
+
+    What runs is adopted. What was not begun, or was begun without a trace, is begun again: its engine does not run,
+    so nothing runs twice. What ran and is gone has ended, or was lost when the machine went down.
+    """
+    record = keeper.record
+    if not record.is_live:
+        return
+    if record.port:
+        keeper.yard.ports.add(record.port)
+    delivery = keeper.yard.deliveries.get(record.spec.delivery)
+    if delivery is None:
+        await keeper.finish(Ended("lost", f"This node no longer runs engines as a {record.spec.delivery}."))
+        return
+    handle = await delivery.recover(record.launch_id, record.handle) if record.launch_id else None
+    if handle is not None:
+        record.handle = handle
+        _log.info("instance %s: adopted (%s)", record.instance_id, handle.container_id or handle.pid)
+        keeper.adopt()
+    elif record.stop_requested:
+        await keeper.finish(Ended("stopped", "Stopped on request."))
+    elif record.handle is None and record.attempts < _MAX_ATTEMPTS and not _has_written(keeper):
+        _log.info("instance %s: its start goes on", record.instance_id)
+        record.spawning, record.launch_id = False, ""
+        record.state = InstanceState.PREPARING
+        keeper.begin()
+    elif record.boot_id and record.boot_id != clock.boot_id():
+        await keeper.finish(Ended("lost", "The machine was restarted while the engine ran."))
+    else:
+        await keeper.finish(Ended("engine_exited", "The engine ended while the agent was not running."))
+
+
+def _has_written(keeper: Keeper) -> bool:
+    """Whether an engine of this launch came so far as to write a line: then it ran, and ended by itself."""
+    return keeper.record.spawning and keeper.log.size() > 0

@@ -1,0 +1,87 @@
+"""vLLM: in a container, or as a process when the owner of the machine names its command."""
+
+import shlex
+import shutil
+
+from agent.config import AgentConfig
+from agent.runtimes.base import GIB, Availability, Command, Seat, Source
+from agent.runtimes.flags import check_args, check_env, given, rejected
+from agent.runtimes.source import describe, files_of, find_folder
+from agent.wire.capability import Delivery, Runtime
+from agent.wire.instances import LaunchSpec
+
+_DENIED = (
+    # what the agent sets
+    "--model", "--host", "--port", "--uds", "--fd", "--api-key", "--served-model-name", "--root-path",
+    "--tensor-parallel-size", "-tp",
+    # addresses of other parts, and other processes
+    "--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--master-addr", "--master-port",
+    "--nnodes", "-n", "--node-rank", "-r", "--headless", "--grpc", "--otlp-traces-endpoint", "--kv-transfer-config",
+    "--ec-transfer-config", "--kv-events-config",
+    # files and code of the node
+    "--config", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--enable-ssl-refresh",
+    "--allowed-local-media-path", "--allowed-media-domains", "--download-dir", "--tokenizer", "--hf-config-path",
+    "--hf-token", "--chat-template", "--lora-modules", "--middleware", "--tool-parser-plugin",
+    "--reasoning-parser-plugin", "--logits-processors", "--worker-cls", "--worker-extension-cls",
+    "--log-config-file", "--quantization-param-path", "--model-loader-extra-config",
+    "--tool-server", "--profiler-config", "--scheduler-cls", "--io-processor-plugin",
+)  # fmt: skip
+
+
+class Vllm:
+    """`vllm serve`."""
+
+    name = Runtime.VLLM
+    health_path = "/health"
+    container_port = 8000
+
+    def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:
+        """In a container always; as a process when `vllm_command` is set and found."""
+        if delivery is Delivery.CONTAINER:
+            return Availability(True)
+        if not config.vllm_command:
+            return Availability(
+                False,
+                problem="No vLLM command is set on this node: set vllm_command in agent.json, or use a container.",
+            )
+        program = shlex.split(config.vllm_command)[0]
+        if shutil.which(program) is None:
+            return Availability(False, problem=f"The vLLM command {program} (vllm_command) is not found on this node.")
+        return Availability(True)
+
+    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> Source | None:
+        """A checkpoint folder is needed."""
+        check_args(spec.args, _DENIED, abbreviations=True)
+        check_env((*spec.env, *spec.secret_env))
+        if spec.source is None:
+            raise rejected("vLLM needs a model folder; choose one.")
+        folder = find_folder(config.models_root, spec.source)
+        return describe(folder, folder, list(files_of(folder)))
+
+    def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
+        """`vllm serve FOLDER` with the agent's options, then the person's."""
+        if seat.source is None:
+            raise rejected("vLLM needs a model folder; choose one.")
+        argv: tuple[str, ...] = (str(seat.source.path), "--host", seat.host, "--port", str(seat.port))
+        argv = (*argv, "--served-model-name", *spec.served_names)
+        if len(spec.gpu_uuids) > 1:
+            argv = (*argv, "--tensor-parallel-size", str(len(spec.gpu_uuids)))
+        if spec.context_length and not given(spec.args, "--max-model-len"):
+            argv = (*argv, "--max-model-len", str(spec.context_length))
+        argv = (*argv, *spec.args)
+        env = {
+            "VLLM_API_KEY": seat.api_key,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        if spec.delivery is Delivery.CONTAINER:
+            # the entry of images differs by age and maker (api_server or "vllm serve"); the program is in all of them
+            return Command(argv=argv, env=env, entrypoint=("vllm", "serve"))
+        return Command(argv=(*shlex.split(config.vllm_command or "vllm"), "serve", *argv), env=env)
+
+    def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
+        """With GPUs 4 GiB each and 2 for the server; without, the weights and room for the cache."""
+        if spec.gpu_uuids:
+            return (4 * len(spec.gpu_uuids) + 2) * GIB
+        return None if source is None else int(source.size_bytes * 1.2) + 2 * GIB

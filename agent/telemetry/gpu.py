@@ -1,0 +1,61 @@
+"""The GPUs of this machine, whichever way they can be read."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from agent.telemetry import nvml, smi
+from agent.telemetry.nvml import Cards, NoDriver
+from agent.wire.status import GpuStatus
+
+_TIMEOUT_SECONDS = 15.0
+
+_log = logging.getLogger("mirbad.agent.gpu")
+_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
+_hanging: asyncio.Future[Cards] | None = None
+
+
+def read_cards(nvidia_smi: str) -> Cards:
+    """By the library, else by nvidia-smi. NoDriver with both answers; blocking."""
+    try:
+        return nvml.read_cards()
+    except NoDriver as by_library:
+        try:
+            return smi.read_cards(nvidia_smi)
+        except NoDriver as by_program:
+            raise NoDriver(f"NVML: {by_library}; {by_program}") from by_program
+
+
+async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
+    """`read_cards` beside the event loop. NoDriver also while a broken driver does not answer."""
+    global _hanging  # noqa: PLW0603  one driver, one question at a time: a hanging call must not be asked again
+    if _hanging is not None and not _hanging.done():
+        raise NoDriver("the GPU driver has not answered an earlier question yet")
+    future = asyncio.get_running_loop().run_in_executor(_thread, read_cards, nvidia_smi)
+    _hanging = future
+    try:
+        return await asyncio.wait_for(asyncio.shield(future), _TIMEOUT_SECONDS)
+    except TimeoutError:
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s") from None
+
+
+async def gpu_statuses(nvidia_smi: str = "nvidia-smi") -> tuple[GpuStatus, ...]:
+    """Every GPU now; none when there is no driver."""
+    try:
+        found = await cards(nvidia_smi)
+    except NoDriver as error:
+        _log.debug("no GPUs: %s", error)
+        return ()
+    return tuple(
+        GpuStatus(
+            uuid=card.uuid,
+            used_bytes=card.used_bytes,
+            total_bytes=card.total_bytes,
+            utilization_percent=card.utilization_percent,
+            temperature_celsius=card.temperature_celsius,
+            power_watts=card.power_watts,
+            problem=card.problem,
+        )
+        for card in found.cards
+    )
