@@ -43,6 +43,8 @@ def write_private(path: Path, text: str) -> None:
 
 def prepare(data: Path) -> None:
     """Make the data folder and its private parts. Raises CannotStart with what to change."""
+    if any(character == ";" or not character.isprintable() for character in str(data)):
+        raise CannotStart(f"MIRBAD_DATA={str(data)!r} holds a character that cannot be used (; or a control character).")
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(data.stat().st_mode) & 0o077:

@@ -1,0 +1,118 @@
+"""The data folder: private, writable, and of one run at a time."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from mirbad.up import folder
+from mirbad.up.errors import CannotStart
+
+pytestmark = pytest.mark.unit
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_fresh_folder_is_private_in_all_its_parts(tmp_path):
+    data = tmp_path / "deep" / "data"
+    folder.prepare(data)
+    assert mode(data) == 0o700
+    assert {part.name: mode(part) for part in data.iterdir()} == dict.fromkeys(
+        ("secrets", "run", "agent", "logs", "audit"), 0o700
+    )
+
+
+def test_an_open_folder_is_closed_to_others(tmp_path):
+    tmp_path.chmod(0o755)
+    folder.prepare(tmp_path)
+    assert mode(tmp_path) == 0o700
+
+
+def test_a_file_where_the_folder_should_be_is_refused_in_one_line(tmp_path):
+    (tmp_path / "data").write_text("")
+    with pytest.raises(CannotStart, match="set MIRBAD_DATA to another folder") as caught:
+        folder.prepare(tmp_path / "data")
+    assert "\n" not in str(caught.value)
+
+
+def test_secrets_are_made_once_and_only_the_owner_reads_them(tmp_path):
+    folder.prepare(tmp_path)
+    folder.ensure_secret_key(tmp_path, "", database_is_ours=True)
+    folder.ensure_admin_password(tmp_path, None)
+    made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert set(made) == {"secret-key", "admin-password"}
+    assert all(mode(path) == 0o600 for path in (tmp_path / "secrets").iterdir())
+    folder.ensure_secret_key(tmp_path, "", database_is_ours=True)
+    folder.ensure_admin_password(tmp_path, None)
+    assert made == {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+
+
+def test_secrets_that_are_given_are_not_stored(tmp_path):
+    folder.prepare(tmp_path)
+    folder.ensure_secret_key(tmp_path, "given", database_is_ours=True)
+    folder.ensure_admin_password(tmp_path, "")
+    assert not list((tmp_path / "secrets").iterdir())
+
+
+def test_a_lost_secret_key_is_never_replaced_beside_existing_data(tmp_path):
+    folder.prepare(tmp_path)
+    (tmp_path / "mirbad.sqlite3").write_bytes(b"rows")
+    with pytest.raises(CannotStart, match="secret-key is missing"):
+        folder.ensure_secret_key(tmp_path, "", database_is_ours=True)
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path):
+    folder.prepare(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from mirbad.up.folder import Lock;"
+        "lock = Lock(Path(sys.argv[1])); lock.take(); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert folder.is_running(tmp_path)
+        with pytest.raises(CannotStart, match=rf"\(process {holder.pid}\)"):
+            folder.Lock(tmp_path).take()
+        holder.kill()
+        holder.communicate()
+    assert not folder.is_running(tmp_path)
+    lock = folder.Lock(tmp_path)
+    lock.take()
+    assert (tmp_path / "run" / "up.lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_runtime_folder_is_short_private_and_the_same_each_time(tmp_path, monkeypatch):
+    deep = tmp_path / ("long" * 20) / ("path" * 20)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    path = folder.runtime_dir(deep)
+    try:
+        assert path == folder.runtime_dir(deep)
+        assert mode(path) == 0o700
+        assert len(os.fsencode(path / "supervisord.sock")) < 108
+    finally:
+        path.rmdir()
+
+
+def test_a_runtime_folder_that_others_may_enter_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    path = folder.runtime_dir(tmp_path)
+    path.chmod(0o755)
+    try:
+        with pytest.raises(CannotStart, match="TMPDIR"):
+            folder.runtime_dir(tmp_path)
+    finally:
+        path.rmdir()
+
+
+def test_facts_of_a_run_are_read_back_and_forgotten(tmp_path):
+    folder.prepare(tmp_path)
+    facts = folder.RunFacts(1, "2026-01-01T00:00:00+00:00", "/tmp/x", "", "http://127.0.0.1:8080")
+    folder.write_facts(tmp_path, facts)
+    assert folder.read_facts(tmp_path) == facts
+    folder.forget_facts(tmp_path)
+    assert folder.read_facts(tmp_path) is None

@@ -1,0 +1,61 @@
+"""A port that cannot be had is one sentence that says what to change."""
+
+import socket
+
+import pytest
+
+from mirbad.kernel.conf import Settings
+from mirbad.up.errors import CannotStart
+from mirbad.up.ports import Port, require_free, wanted
+
+pytestmark = pytest.mark.unit
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_free_ports_are_accepted():
+    require_free((Port("127.0.0.1", free_port(), "MIRBAD_PORT", "pages and /v1"),))
+
+
+def test_a_taken_port_names_the_port_its_holder_and_the_setting():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        number = holder.getsockname()[1]
+        with pytest.raises(CannotStart, match=rf"^Port {number} \(pages and /v1\) is taken by .+ set MIRBAD_PORT to"):
+            require_free((Port("127.0.0.1", number, "MIRBAD_PORT", "pages and /v1"),))
+
+
+def test_a_port_that_was_just_closed_is_free():
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server of ours does
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        number = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", number))
+        accepted, _ = server.accept()
+        accepted.close()  # the server closes first, so the port is in TIME_WAIT afterwards
+        client.close()
+    require_free((Port("127.0.0.1", number, "MIRBAD_PORT", "pages and /v1"),))
+
+
+def test_a_port_that_is_freed_in_time_is_waited_for():
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.listen()
+    port = Port("127.0.0.1", holder.getsockname()[1], "MIRBAD_PORT", "pages and /v1")
+    require_free((port,), patience_seconds=60, sleep=lambda _: holder.close())
+
+
+def test_two_settings_with_one_number_are_refused_by_name():
+    with pytest.raises(CannotStart, match="MIRBAD_PORT and MIRBAD_ENROLL_PORT are both 9000"):
+        require_free(wanted(Settings(port=9000, enroll_port=9000)))
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(CannotStart, match="MIRBAD_BIND"):
+        require_free((Port("192.0.2.7", free_port(), "MIRBAD_PORT", "pages and /v1"),))
