@@ -1,18 +1,25 @@
-"""Doorbells: a task carries the id of an operation and nothing else."""
+"""Doorbells that workers answer: a task carries the id of an operation and nothing else."""
 
-from mirbad.tasking.tasks import bell, tick
+from jobs import worker
+from jobs.base import STEP
+from jobs.loops.resume import resume_once
+from jobs.loops.sweep import sweep_once
+from mirbad.tasking.tasks import tick
 
 
-@bell("jobs.step")
+@STEP.answer
 def step(operation_id: str) -> None:
-    """Run the due step of one operation."""
+    """Run the due steps of one operation."""
+    worker.run(operation_id)
 
 
 @tick("jobs.sweep")
 def sweep() -> None:
     """Ring for every operation that is due and that nobody works on."""
+    sweep_once()
 
 
 @tick("jobs.resume")
 def resume() -> None:
     """Start what should run and does not."""
+    resume_once()

@@ -1,0 +1,70 @@
+"""Runs the due steps of one operation. It stands between those who request and the kinds that do."""
+
+import os
+import secrets
+import socket
+
+import structlog
+
+from jobs import ledger
+from jobs.base import STEP, Kind, Outcome, Step
+from jobs.errors import LeaseLost, StepFailed
+from jobs.kinds import KINDS
+from mirbad.kernel.errors import MirbadError
+
+log = structlog.get_logger(__name__)
+
+_ERROR_TRIES = 6
+_STAGES_IN_ONE_GO = 20
+
+
+def run(operation_id: str) -> int:
+    """Take due steps until none is due now; how many were done. A step that waits is rung for again."""
+    done = 0
+    while done < _STAGES_IN_ONE_GO:
+        pause = run_step(operation_id)
+        if pause is None:
+            return done
+        done += 1
+        if pause > 0:
+            STEP.ring(operation_id, pause)
+            return done
+    STEP.ring(operation_id)
+    return done
+
+
+def run_step(operation_id: str) -> float | None:
+    """One step: claim, effect, write. The seconds until the next is due; None when there is none for us."""
+    step = ledger.claim(operation_id, _owner())
+    if step is None:
+        return None
+    kind = KINDS[step.kind]
+    with structlog.contextvars.bound_contextvars(operation=step.operation_id, kind=step.kind, stage=step.stage):
+        answer = _effect(step, kind)
+        try:
+            if isinstance(answer, StepFailed):
+                return ledger.write_failure(step, answer, kind)
+            return ledger.write(step, answer, kind)
+        except LeaseLost:
+            log.info("another worker has taken over")
+            return None
+
+
+def _effect(step: Step, kind: Kind) -> Outcome | StepFailed:
+    try:
+        return kind.stages[step.stage](step)
+    except StepFailed as failure:
+        return failure
+    except MirbadError as error:
+        final = not error.retryable or step.attempt + 1 >= _ERROR_TRIES
+        return StepFailed(error.code, error.detail, final=final)
+    except Exception:
+        # The edge of every step: whatever went wrong is a fault of ours, is logged whole, and ends the operation
+        # only when it goes wrong again and again.
+        log.exception("a step failed with an error that nobody foresaw")
+        text = "Something went wrong inside the master; its log has the details."
+        return StepFailed("internal", text, final=step.attempt + 1 >= _ERROR_TRIES)
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(8)}"
