@@ -1,0 +1,192 @@
+"""The decisions of `/v1`: who asks, what for, where it goes, and why not. Pure; tested by tables."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+from typing import Literal
+
+from models_app.gateway import refusals
+from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+
+Header = tuple[bytes, bytes]
+
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Endpoints whose streams report usage only when ``stream_options`` asks for it."""
+
+RELAYED_PATHS = GENERATION_PATHS | frozenset(
+    {
+        "/v1/audio/speech",
+        "/v1/detokenize",
+        "/v1/embeddings",
+        "/v1/images/generations",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/score",
+        "/v1/tokenize",
+    }
+)
+"""Endpoints with a JSON body that go to an engine as they are."""
+
+MODELS_PATH = "/v1/models"
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_TO_NODE = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta"})
+_TO_CLIENT = frozenset(
+    {
+        b"cache-control",
+        b"content-disposition",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"openai-processing-ms",
+        b"openai-version",
+        b"retry-after",
+    }
+)
+
+
+def authenticate(table: Table, headers: Iterable[Header], now: datetime) -> Key:
+    """The key that `headers` (names in lower case) carry. Raises Refusal (401)."""
+    bearer: bytes | None = None
+    plain: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            if bearer is not None and bearer != value:
+                raise refusals.wrong_key()
+            bearer = value
+        elif name == b"x-api-key":
+            plain = value
+    if bearer is not None:
+        scheme, _, secret = bearer.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise refusals.no_key()
+        secret = secret.strip()
+    else:
+        secret = (plain or b"").strip()
+    if not secret:
+        raise refusals.no_key()
+    key = table.keys.get(hashlib.sha256(secret).hexdigest())
+    if key is None:
+        raise refusals.wrong_key()
+    if key.expires_at is not None and key.expires_at <= now:
+        raise refusals.expired_key()
+    return key
+
+
+def declared_length(headers: Iterable[Header]) -> int | None:
+    """The value of Content-Length, None when the body comes in chunks or there is none."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def endpoint(method: str, path: str) -> Literal["models", "model", "relay"]:
+    """What `path` is served by. Raises Refusal (404, 405)."""
+    if path in RELAYED_PATHS:
+        if method != "POST":
+            raise refusals.wrong_method(path, "POST")
+        return "relay"
+    if path == MODELS_PATH or (path.startswith(MODELS_PATH + "/") and len(path) > len(MODELS_PATH) + 1):
+        if method not in ("GET", "HEAD"):
+            raise refusals.wrong_method(MODELS_PATH, "GET")
+        return "models" if path == MODELS_PATH else "model"
+    raise refusals.unknown_path(path)
+
+
+def find_model(table: Table, key: Key, name: str) -> Model:
+    """The model served as `name`. Raises Refusal (404), the same for a model that the key may not use."""
+    model = table.models.get(name)
+    if model is None or not key.may_use(model, name):
+        raise refusals.unknown_model(name)
+    return model
+
+
+def choose(
+    table: Table, model: Model, in_flight: Callable[[str], int], tried: Collection[str] = ()
+) -> Route | refusals.Refusal:
+    """The ready route with the least in flight, else why there is none: node states first, then readiness."""
+    best: Route | None = None
+    for route in model.routes:
+        if (
+            route.state is RouteState.READY
+            and route.placement_id not in tried
+            and table.nodes.get(route.node_id) is NodeState.SERVING
+            and route.node_id in table.endpoints
+            and (best is None or in_flight(route.placement_id) < in_flight(best.placement_id))
+        ):
+            best = route
+    return best if best is not None else why_none(table, model)
+
+
+def why_none(table: Table, model: Model) -> refusals.Refusal:
+    """The refusal for a model without a usable route. A replica on a serving node speaks before one that is away."""
+    if not model.routes:
+        return refusals.model_not_placed(model.id)
+    away: refusals.Refusal | None = None
+    serving: list[Route] = []
+    for route in model.routes:
+        state = table.nodes.get(route.node_id, NodeState.OFFLINE)
+        if state is NodeState.SERVING and route.node_id in table.endpoints:
+            serving.append(route)
+        elif away is None:
+            away = _NODE_REFUSALS.get(state, refusals.node_offline)(model.id, route.node_id)
+    if any(route.state is RouteState.COMING for route in serving):
+        return refusals.model_starting(model.id)
+    if away is not None and not serving:
+        return away
+    return refusals.model_not_ready(model.id)
+
+
+_NODE_REFUSALS: dict[NodeState, Callable[[str, str], refusals.Refusal]] = {
+    NodeState.OFFLINE: refusals.node_offline,
+    NodeState.INCOMPATIBLE: refusals.node_incompatible,
+    NodeState.PENDING_TAKEOVER: refusals.node_pending_takeover,
+}
+
+
+def is_coming(table: Table, model: Model) -> bool:
+    """Whether a route of `model` is starting on a node that serves, so that waiting makes sense."""
+    return any(
+        route.state is RouteState.COMING and table.nodes.get(route.node_id) is NodeState.SERVING
+        for route in model.routes
+    )
+
+
+def is_ready(table: Table, model: Model) -> bool:
+    """Whether a request for `model` would be sent on now."""
+    return any(
+        route.state is RouteState.READY
+        and table.nodes.get(route.node_id) is NodeState.SERVING
+        and route.node_id in table.endpoints
+        for route in model.routes
+    )
+
+
+def request_id(headers: Iterable[Header]) -> bytes:
+    """The client's ``x-request-id`` when it is short and plain, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            if _REQUEST_ID.fullmatch(value):
+                return value
+            break
+    return b"req-" + secrets.token_hex(12).encode()
+
+
+def headers_to_node(headers: Iterable[Header]) -> list[Header]:
+    """What of a client's headers goes on: never its credentials, cookies or addresses."""
+    return [(name, value) for name, value in headers if name in _TO_NODE]
+
+
+def headers_to_client(headers: Iterable[Header]) -> list[Header]:
+    """What of an engine's headers goes back; names in lower case."""
+    return [(name, value) for name, value in headers if name in _TO_CLIENT]
+
+
+def is_event_stream(headers: Iterable[Header]) -> bool:
+    """Whether an answer is a stream of server-sent events."""
+    return any(name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers)

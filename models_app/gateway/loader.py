@@ -1,0 +1,227 @@
+"""Keeps the routing table fresh: asks the database in a thread of its own, swaps the result in by reference."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import structlog
+from django.db import connections
+
+from mirbad.kernel import clock
+from models_app import routing
+from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+from models_app.models import ApiKey, ModelDefinition, Placement
+from models_app.states import READY, RUNNING, STARTING, STOPPED, UNKNOWN
+from nodes.link import transport
+from nodes.models import Node
+from nodes.states import APPROVED, FENCED, INCOMPATIBLE, ONLINE
+
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 0.5
+REBUILD_SECONDS = 1.5
+USED_SECONDS = 30.0
+
+_NODE_STATES = {
+    ONLINE: NodeState.SERVING,
+    INCOMPATIBLE: NodeState.INCOMPATIBLE,
+    FENCED: NodeState.PENDING_TAKEOVER,
+}
+_COMING = frozenset({STARTING, STOPPED, UNKNOWN})
+
+
+def build() -> Table:
+    """Read the whole table, in a number of queries that does not grow with the rows."""
+    version = routing.version()  # first: a write between this and the last query is seen at the next look
+    routes: dict[str, list[Route]] = {}
+    for placement in Placement.objects.order_by("created_at", "id").only(
+        "id", "model_id", "node_id_text", "generation", "desired", "observed"
+    ):
+        routes.setdefault(placement.model_id, []).append(_route(placement))
+    models: dict[str, Model] = {}
+    for definition in ModelDefinition.objects.only(
+        "id",
+        "served_names",
+        "created_at",
+        "first_byte_timeout_seconds",
+        "idle_timeout_seconds",
+        "wait_when_starting_seconds",
+    ):
+        model = _model(definition, tuple(routes.get(definition.id, ())))
+        models.update(dict.fromkeys(model.names, model))
+    nodes = dict(Node.objects.filter(lifecycle=APPROVED).values_list("id", "reachability"))
+    return Table(
+        version=version,
+        keys=_keys(),
+        models=models,
+        nodes={node_id: _NODE_STATES.get(seen, NodeState.OFFLINE) for node_id, seen in nodes.items()},
+        endpoints={node_id: end for node_id, end in transport.endpoints().items() if node_id in nodes},
+    )
+
+
+class Database:
+    """The source of the table in production: the rows of this master. Both methods block."""
+
+    def read(self, known: int | None) -> Table | None:
+        """The table, or None when its version is still the `known` one."""
+        return None if known is not None and routing.version() == known else build()
+
+    def write_used(self, key_ids: set[int]) -> None:
+        """Note that keys were used just now."""
+        ApiKey.objects.filter(id__in=key_ids).update(last_used_at=clock.now())
+
+    def close(self) -> None:
+        """Give back this thread's connection."""
+        connections.close_all()
+
+
+def _keys() -> dict[str, Key]:
+    rows = ApiKey.objects.filter(revoked_at=None).values_list("digest", "id", "name", "allowed_models", "expires_at")
+    return {
+        digest: Key(key_id, name, frozenset(allowed) if allowed else None, expires_at)
+        for digest, key_id, name, allowed, expires_at in rows
+    }
+
+
+def _model(definition: ModelDefinition, routes: tuple[Route, ...]) -> Model:
+    return Model(
+        id=definition.id,
+        names=definition.names,
+        created=int(definition.created_at.timestamp()),
+        first_byte_seconds=definition.first_byte_timeout_seconds,
+        idle_seconds=definition.idle_timeout_seconds,
+        wait_seconds=definition.wait_when_starting_seconds,
+        routes=routes,
+    )
+
+
+def _route(placement: Placement) -> Route:
+    wanted = placement.desired == RUNNING
+    if wanted and placement.observed == READY:
+        state = RouteState.READY
+    elif wanted and placement.observed in _COMING:
+        state = RouteState.COMING
+    else:
+        state = RouteState.DOWN
+    return Route(str(placement.id), placement.model_id, placement.node_id_text, placement.generation, state)
+
+
+class Source(Protocol):
+    """Where the table comes from; `Database` in production."""
+
+    def read(self, known: int | None) -> Table | None:
+        """The table, or None when its version is still the `known` one."""
+
+    def write_used(self, key_ids: set[int]) -> None:
+        """Note that keys were used just now."""
+
+    def close(self) -> None:
+        """Give back what the calling thread holds."""
+
+
+class Loader:
+    """Polls the version every `POLL_SECONDS`, rebuilds when it moved and every `REBUILD_SECONDS`.
+
+    While the database cannot be read the last table stays in use: what runs goes on being served.
+    """
+
+    def __init__(self, on_change: Callable[[Table], None], source: Source) -> None:
+        self._on_change = on_change
+        self._source = source
+        self._table = Table()
+        self._built_at = 0.0
+        self._used: set[int] = set()
+        self._used_written_at = clock.monotonic()
+        self._failing = False
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routing")
+        self._task: asyncio.Task[None] | None = None
+        self._swapped: asyncio.Event = asyncio.Event()
+        self._wake: asyncio.Event = asyncio.Event()
+
+    @property
+    def table(self) -> Table:
+        """The present table; version -1 before the first could be read."""
+        return self._table
+
+    async def changed(self) -> None:
+        """Wait for the next table."""
+        await self._swapped.wait()
+
+    def hurry(self) -> None:
+        """Read the table again now: what it says does not agree with what a node says."""
+        self._built_at = 0.0
+        self._wake.set()
+
+    def used(self, key_id: int) -> None:
+        """Note that a key was used; written for many at once, every half minute."""
+        self._used.add(key_id)
+
+    async def start(self) -> None:
+        """Read the first table (or log why not), then go on in the background."""
+        await self.step()
+        self._task = asyncio.create_task(self._run(), name="routing table")
+
+    async def stop(self) -> None:
+        """End; what keys were used is written first."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._last_work, self._used)
+        self._thread.shutdown(wait=False)
+
+    async def step(self) -> bool:
+        """One look at the database; whether a new table was swapped in."""
+        loop = asyncio.get_running_loop()
+        used: set[int] = set()
+        if self._used and clock.monotonic() - self._used_written_at >= USED_SECONDS:
+            used, self._used = self._used, used
+            self._used_written_at = clock.monotonic()
+        try:
+            table = await loop.run_in_executor(self._thread, self._work, used)
+        except Exception:
+            if not self._failing:
+                log.exception("the routing table cannot be read; the last one stays in use")
+            self._failing = True
+            return False
+        if self._failing:
+            log.info("the routing table is read again")
+            self._failing = False
+        if table is None:
+            return False
+        self._built_at = clock.monotonic()
+        self._table = table
+        self._swapped.set()
+        self._swapped = asyncio.Event()
+        self._on_change(table)
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
+                self._wake.clear()
+                await asyncio.sleep(POLL_SECONDS / 10)  # a node that refuses all must not make this loop hot
+            except TimeoutError:
+                pass
+            await self.step()
+
+    def _work(self, used: set[int]) -> Table | None:
+        try:
+            if used:
+                self._source.write_used(used)
+            fresh = clock.monotonic() - self._built_at < REBUILD_SECONDS
+            return self._source.read(self._table.version if fresh else None)
+        except BaseException:
+            self._source.close()  # a connection that broke is not used again
+            raise
+
+    def _last_work(self, used: set[int]) -> None:
+        try:
+            if used:
+                self._source.write_used(used)
+        except Exception:
+            log.exception("the last use of keys could not be written")
+        self._source.close()

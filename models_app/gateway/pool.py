@@ -1,0 +1,182 @@
+"""Connections to agents: kept alive, a few idle ones warm on every node, all closed when a node's trust changes."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+
+import structlog
+
+from models_app.gateway.table import NodeState, Reachable, Table
+from models_app.gateway.upstream import ConnectFailed, Connection
+from nodes.addresses import BadAddress, check
+
+log = structlog.get_logger(__name__)
+
+CONNECT_SECONDS = 5.0
+WARM_CONNECTIONS = 4
+IDLE_SECONDS = 300.0
+"""Below the keep-alive time of the agent, so that it is mostly this side that lets go."""
+MAX_IDLE = 256
+_WARM_RETRY_SECONDS = 5.0
+
+
+class NodePool:
+    """The connections to one node, at one address with one TLS context."""
+
+    def __init__(self, peer: Reachable, *, warm: int = WARM_CONNECTIONS) -> None:
+        self.peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._warm = warm
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._warming: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._retired = False
+
+    @property
+    def idle_count(self) -> int:
+        """How many connections wait for work."""
+        return len(self._idle)
+
+    @property
+    def open_count(self) -> int:
+        """How many connections stand, idle or not."""
+        return len(self._open)
+
+    def take_idle(self) -> Connection | None:
+        """The freshest idle connection, None when there is none."""
+        now = self._loop.time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.alive and now - connection.idle_since < IDLE_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection, its handshake done. Raises ConnectFailed within CONNECT_SECONDS."""
+        peer = self.peer
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                connection = await self._dial()
+        except TimeoutError as error:
+            raise ConnectFailed(f"{peer.host} port {peer.port} did not answer within {CONNECT_SECONDS:g} s") from error
+        except (OSError, ssl.SSLError) as error:
+            raise ConnectFailed(str(error) or type(error).__name__) from error
+        connection.on_lost = self._lost
+        self._open.add(connection)
+        if self._retired:
+            connection.abort()
+            raise ConnectFailed("the node's address or trust changed meanwhile")
+        return connection
+
+    async def _dial(self) -> Connection:
+        peer, loop = self.peer, self._loop
+        failed: Exception = OSError(f"{peer.host} has no address that may be dialled")
+        for *_, address in await loop.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM):
+            try:
+                # At every connection: a name may point elsewhere than when the node was approved.
+                check(str(address[0]), peer.port, loopback_allowed=peer.loopback_allowed)
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop),
+                    str(address[0]),
+                    peer.port,
+                    ssl=peer.ssl_context,
+                    server_hostname=peer.server_name if peer.ssl_context is not None else None,
+                )
+            except (OSError, ssl.SSLError, BadAddress) as error:
+                failed = error
+            else:
+                return connection
+        raise ConnectFailed(str(failed) or type(failed).__name__)
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back after its exchange; one that cannot carry another is closed."""
+        if self._retired or not connection.reusable or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.rest()
+        self._idle.append(connection)
+
+    def tend(self) -> None:
+        """Let go of what was idle for too long, and begin to open what the warm minimum lacks."""
+        now = self._loop.time()
+        keep = [c for c in self._idle if c.alive and now - c.idle_since < IDLE_SECONDS]
+        for connection in self._idle:
+            if connection not in keep:
+                connection.abort()
+        self._idle = keep
+        if self._retired or len(self._idle) >= self._warm or now < self._not_before:
+            return
+        if self._warming is None or self._warming.done():
+            self._warming = self._loop.create_task(self._warm_up(), name=f"warm {self.peer.node_id}")
+
+    async def _warm_up(self) -> None:
+        # One at a time: each handshake takes milliseconds of the loop that streams run on.
+        while not self._retired and len(self._idle) < self._warm:
+            try:
+                connection = await self.connect()
+            except ConnectFailed as error:
+                self._not_before = self._loop.time() + _WARM_RETRY_SECONDS
+                log.info("no warm connection to the node", node=self.peer.node_id, reason=str(error))
+                return
+            connection.idle_since = self._loop.time()
+            self._idle.insert(0, connection)
+
+    def retire(self, *, cut: bool) -> None:
+        """Take no more work. `cut` closes what is under way too: the node's trust is gone or changed."""
+        self._retired = True
+        if self._warming is not None:
+            self._warming.cancel()
+        for connection in list(self._open) if cut else self._idle:
+            connection.abort()
+        self._idle = []
+
+    def _lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+class Pools:
+    """One pool a node, kept in step with the routing table."""
+
+    def __init__(self, *, warm: int = WARM_CONNECTIONS) -> None:
+        self._warm = warm
+        self._pools: dict[str, NodePool] = {}
+
+    def of(self, peer: Reachable) -> NodePool:
+        """The pool of connections to `peer`."""
+        pool = self._pools.get(peer.node_id)
+        if pool is None or pool.peer != peer:
+            pool = self._replace(peer)
+        return pool
+
+    def sync(self, table: Table) -> None:
+        """Follow the table: close what is no longer trusted, move with addresses, keep serving nodes warm."""
+        for node_id in [node_id for node_id in self._pools if node_id not in table.endpoints]:
+            self._pools.pop(node_id).retire(cut=True)
+        for node_id, peer in table.endpoints.items():
+            if table.nodes.get(node_id) is NodeState.SERVING:
+                self.of(peer).tend()
+            elif node_id in self._pools:
+                self.of(peer)
+
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        """(open, idle) connections by node."""
+        return {node_id: (pool.open_count, pool.idle_count) for node_id, pool in self._pools.items()}
+
+    def close(self) -> None:
+        """Close every connection."""
+        for pool in self._pools.values():
+            pool.retire(cut=True)
+        self._pools.clear()
+
+    def _replace(self, peer: Reachable) -> NodePool:
+        old = self._pools.get(peer.node_id)
+        if old is not None:
+            trust_changed = old.peer.ssl_context is not peer.ssl_context or old.peer.server_name != peer.server_name
+            old.retire(cut=trust_changed)
+        pool = self._pools[peer.node_id] = NodePool(peer, warm=self._warm)
+        return pool

@@ -1,0 +1,264 @@
+"""One HTTP/1.1 connection to an agent: a strict client protocol that fails closed.
+
+A response must be framed by Content-Length or by chunks and must end as it said it would. Interim answers, upgrades,
+trailers, oversized heads and bytes that nobody asked for are errors; httptools in its strict mode refuses the rest
+(both framings at once, folded headers, bare line feeds, malformed chunks).
+"""
+
+import asyncio
+from typing import Any, Literal, cast
+
+import httptools
+
+MAX_HEAD_BYTES = 64 * 1024
+HIGH_WATER_BYTES = 256 * 1024
+LOW_WATER_BYTES = 64 * 1024
+STALE_WITHIN_SECONDS = 2.0
+_JOIN_BYTES = 16 * 1024
+
+
+class UpstreamError(Exception):
+    """The exchange with the agent did not end as HTTP says it should."""
+
+
+class ConnectFailed(UpstreamError):
+    """No connection, or its TLS handshake failed."""
+
+
+class Broken(UpstreamError):
+    """The connection ended early, or what came is not valid. `untouched`: not one byte of an answer had come."""
+
+    def __init__(self, detail: str, *, untouched: bool = False) -> None:
+        super().__init__(detail)
+        self.untouched = untouched
+
+
+class TimedOut(UpstreamError):
+    """Silence for longer than is allowed, before the head or between bytes."""
+
+
+class Connection(asyncio.Protocol):
+    """Carries one exchange at a time: `begin`, `head`, `read` until it gives b"", then back to the pool.
+
+    Nothing is read ahead beyond `HIGH_WATER_BYTES`: a reader that does not come stops the peer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: UpstreamError | None = None
+        self._state: Literal["idle", "head", "body", "done", "dead"] = "idle"
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._head_bytes = 0
+        self._any_byte = False
+        self._paused = False
+        self._keep_alive = False
+        self._framed = False
+        self._limit_seconds = 0.0
+        self._quiet_since = 0.0
+        self.served = 0
+        self.idle_since = loop.time()
+        self.on_lost: Any = None
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    # The exchange, as the gateway uses it
+
+    def begin(self, head: bytes, body: bytes) -> None:
+        """Send a request. The head is complete, with its Content-Length."""
+        self._state = "head"
+        self._buffer.clear()
+        self._buffered = self._head_bytes = self.status = 0
+        self._any_byte = self._keep_alive = self._framed = False
+        self.headers = []
+        self.served += 1
+        self._quiet_since = self._loop.time()
+        if len(body) <= _JOIN_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    async def head(self, limit_seconds: float) -> None:
+        """Wait for the head; `status` and `headers` (names in lower case) are set then. Raises UpstreamError."""
+        self._limit_seconds = limit_seconds
+        while self._state == "head":
+            await self._wait()
+        if self._state == "dead" and self._error is not None and not self.status:
+            raise self._error
+
+    async def read(self, limit_seconds: float) -> bytes:
+        """The next bytes of the body as they came, b"" at its end. Raises UpstreamError when it was cut short."""
+        self._limit_seconds = limit_seconds
+        while not self._buffer:
+            if self._state == "done":
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer.clear()
+        self._buffered = 0
+        if self._paused and self._state == "body":
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another exchange may follow on this connection."""
+        return self._state == "done" and self._keep_alive and not self._buffer and not self._transport.is_closing()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection is idle and, for all that is known, open."""
+        return self._state == "idle" and not self._transport.is_closing()
+
+    def rest(self) -> None:
+        """Mark a finished exchange as over; the connection is idle again."""
+        self._state = "idle"
+        self.idle_since = self._loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def abort(self) -> None:
+        """Close at once, whatever is going on; whoever waits gets Broken."""
+        self._fail(Broken("the connection was closed on this side"))
+
+    # Waiting and time-outs
+
+    async def _wait(self) -> None:
+        self._quiet_since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._limit_seconds, self._tick)
+        elif self._timer.when() > self._quiet_since + self._limit_seconds:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._limit_seconds, self._tick)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _tick(self) -> None:
+        # One timer an exchange, moved lazily: re-arming it for every event would cost more than the event.
+        self._timer = None
+        if self._waiter is None:
+            return
+        left = self._quiet_since + self._limit_seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._tick)
+        else:
+            self._fail(TimedOut("the engine was silent for too long"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, error: UpstreamError) -> None:
+        if self._state == "dead":
+            return
+        if self._state != "done":
+            self._error = error
+            self._state = "dead"
+        self._keep_alive = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the connection, TLS included, stands."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came."""
+        if self._state not in ("head", "body"):
+            self._fail(Broken("bytes came that nobody asked for"))
+            return
+        self._any_byte = True
+        in_head = self._state == "head"
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            cause = error.__context__ if isinstance(error.__context__, UpstreamError) else None
+            self._fail(cause or Broken(f"not valid HTTP: {error}"))
+            return
+        if in_head:
+            self._head_bytes += len(data)
+            if self._state == "head" and self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(Broken("the head of the answer is too large"))
+
+    def eof_received(self) -> bool:
+        """asyncio: the peer will send no more."""
+        self._lost()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the connection is gone."""
+        self._lost()
+        if self.on_lost is not None:
+            self.on_lost(self)
+
+    def _lost(self) -> None:
+        self._fail(Broken("the connection ended before the answer did", untouched=not self._any_byte))
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """httptools: the first byte of a message; a second message is one too many."""
+        if self._state != "head" or self.status:
+            raise Broken("more than one answer came")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: one header, or a trailer when the body has begun."""
+        if self._state != "head":
+            raise Broken("trailers came")
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"content-length":
+            self._framed = True
+        elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise Broken("the answer has a transfer coding other than chunked")
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        """httptools: the head is whole."""
+        status = self._parser.get_status_code()
+        if not 200 <= status <= 599:
+            raise Broken(f"an answer with status {status} came")
+        if self._parser.get_http_version() != "1.1":
+            raise Broken("the answer is not HTTP/1.1")
+        if not self._framed and status not in (204, 304):
+            raise Broken("the answer says neither its length nor that it comes in chunks")
+        self.status = status
+        self._keep_alive = self._parser.should_keep_alive()
+        self._state = "body"
+        self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        """httptools: a piece of the body, without the marks of its chunks."""
+        self._buffer.append(data)
+        self._buffered += len(data)
+        if self._buffered > HIGH_WATER_BYTES and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        """httptools: the body ended as announced."""
+        self._state = "done"
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        self._wake()

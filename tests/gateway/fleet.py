@@ -1,0 +1,276 @@
+"""A node and a gateway for tests: the real relay over mutual TLS, the real door under uvicorn, a table by hand."""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import uvicorn
+import uvloop
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from agent.errors import AgentError
+from agent.running import EngineTarget
+from agent.server.guard import refusal
+from agent.server.keys import INSTANCES
+from agent.server.relay import engines, relay
+from agent.wire.base import API_PREFIX, node_server_name
+from agent.wire.errors import AgentCode
+from agent.wire.tls import spki_sha256
+from models_app import keys
+from models_app.gateway.door import Gateway
+from models_app.gateway.metrics import Figures
+from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+from nodes.link.transport import Endpoint, client_context
+from nodes.pki import certs
+from nodes.pki.tls import TlsIdentity, server_context
+from tests.gateway.engine import Engine
+
+T = TypeVar("T")
+UID = "6f1f0c1e-52a1-4b8e-9df4-0d6ef2a0a001"
+SECRET = "ssk_" + "a" * 43
+NARROW_SECRET = "ssk_" + "b" * 43
+EXPIRED_SECRET = "ssk_" + "c" * 43
+ENGINE_KEY = "the engine's own key"
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+class Trust:
+    """A CA, one node's server side and the master's client side."""
+
+    def __init__(self) -> None:
+        now = datetime.now(UTC)
+        ca_key, node_key, master_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+        ca = certs.make_ca(ca_key, now)
+        issuer = certs.Issuer(ca, ca_key)
+        node = certs.issue_node(issuer, node_key.public_key(), UID, now)
+        master = certs.issue_master_client(issuer, master_key.public_key(), now)
+        self.bundle = (certs.to_pem(ca),)
+        self.server = server_context(TlsIdentity((certs.to_pem(node),), _pem(node_key)))
+        self.server.verify_mode = ssl.CERT_REQUIRED
+        self.server.load_verify_locations(cadata="".join(self.bundle))
+        self.pins = frozenset({spki_sha256(node.public_bytes(Encoding.DER))})
+        self.identity = TlsIdentity((certs.to_pem(master),), _pem(master_key))
+        self.client = client_context(self.identity, self.bundle, self.pins)
+
+
+class Instances:
+    """What the relay asks of the agent's engines."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.port: int | None = None
+        self.ready = True
+        self.generation = 1
+
+    def view(self, instance_id: str) -> Any:
+        if instance_id != "p1":
+            raise AgentError(AgentCode.NOT_FOUND, "no such instance")
+        return SimpleNamespace(model_id="m", generation=self.generation)
+
+    def target(self, instance_id: str) -> EngineTarget:
+        if not self.ready:
+            raise AgentError(AgentCode.NOT_READY, "the engine is not ready")
+        return EngineTarget("127.0.0.1", self.port or self.engine.port, ENGINE_KEY, "m", self.generation)
+
+
+@web.middleware
+async def _refusals(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except AgentError as error:
+        return refusal(error)
+
+
+class Node:
+    """The agent's side: the relay behind mutual TLS, and the engine behind the relay."""
+
+    def __init__(self, trust: Trust) -> None:
+        self.trust = trust
+        self.engine = Engine()
+        self.instances = Instances(self.engine)
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        await self.engine.start()
+        app = web.Application(middlewares=[_refusals])
+        app[INSTANCES] = self.instances  # type: ignore[misc]
+        app.cleanup_ctx.append(engines)
+        app.router.add_route("*", f"{API_PREFIX}/instances/{{instance_id}}/relay/{{path:.*}}", relay)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        await self.listen()
+
+    async def listen(self) -> None:
+        assert self._runner is not None
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server, "127.0.0.1", self.port, ssl=self.trust.server, ssl_handshake_timeout=3
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def deafen(self) -> None:
+        """Stop listening and cut every connection, as a machine does that loses its power."""
+        assert self._server is not None
+        assert self._runner is not None
+        assert self._runner.server is not None
+        self._server.close()
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        assert self._runner is not None
+        self._server.close()
+        await self._runner.cleanup()
+        await self.engine.stop()
+
+
+def model(state: RouteState = RouteState.READY, **changes: Any) -> Model:
+    route = Route("p1", "m", "n1", 1, state)
+    plain = Model("m", ("m", "org/m"), 1700000000, 5.0, 5.0, 0.0, (route,))
+    return replace(plain, **changes)
+
+
+class Fleet:
+    """One node and one gateway in a thread of their own; tests talk to `port` and decide the table."""
+
+    def __init__(self, *, max_body_bytes: int = 1024 * 1024, max_in_flight: int = 32) -> None:
+        self.trust = Trust()
+        self.node = Node(self.trust)
+        self.figures = Figures()
+        self.loop = uvloop.new_event_loop()
+        self.limits = {"max_body_bytes": max_body_bytes, "max_in_flight": max_in_flight}
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._ready = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self.gateway: Gateway = None  # type: ignore[assignment]
+        self.port = 0
+        self._table = Table()
+        self.used: set[int] = set()
+
+    @property
+    def engine(self) -> Engine:
+        return self.node.engine
+
+    @property
+    def instances(self) -> Instances:
+        return self.node.instances
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(
+            "n1", "127.0.0.1", self.node.port, node_server_name(UID), self.trust.client, loopback_allowed=True
+        )
+
+    def table(self, *models: Model, state: NodeState = NodeState.SERVING, **changes: Any) -> None:
+        """Let the gateway route by this table from now on."""
+        served = models or (model(),)
+        plain = Table(
+            version=self._table.version + 1,
+            keys={
+                keys.digest(SECRET): Key(1, "test", None, None),
+                keys.digest(NARROW_SECRET): Key(2, "narrow", frozenset({"other"}), None),
+                keys.digest(EXPIRED_SECRET): Key(3, "expired", None, datetime(2020, 1, 1, tzinfo=UTC)),
+            },
+            models={name: m for m in served for name in m.names},
+            nodes={"n1": state},
+            endpoints={"n1": self.endpoint()},
+        )
+        self._table = replace(plain, **changes)
+        self.run(self.gateway.loader.step())
+
+    def start(self) -> "Fleet":
+        self._thread.start()
+        assert self._ready.wait(20)
+        self.table()
+        return self
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Run a coroutine in the fleet's loop."""
+
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result(20)
+
+    def wait_for(self, true: Any, seconds: float) -> bool:
+        """Whether `true()` came to be within `seconds`, looked at in the fleet's loop."""
+
+        async def look() -> bool:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not true():
+                        await asyncio.sleep(0.01)
+                    return True
+            return False
+
+        return self.run(look())
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._main())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    async def _main(self) -> None:
+        await self.node.start()
+        self.gateway = Gateway(figures=self.figures, source=self, **self.limits)
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+            interface="asgi3",
+        )
+        self._server = uvicorn.Server(config)
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        await self._server.serve(sockets=[listening])
+        await self.node.stop()
+
+    # The source of the gateway's table
+
+    def read(self, known: int | None) -> Table | None:
+        return None if known == self._table.version else self._table
+
+    def write_used(self, key_ids: set[int]) -> None:
+        self.used |= key_ids
+
+    def close(self) -> None:
+        pass
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self.gateway(scope, receive, send)
+            return
+        await receive()
+        await self.gateway.start()
+        await send({"type": "lifespan.startup.complete"})
+        self._ready.set()
+        await receive()
+        await self.gateway.stop()
+        await send({"type": "lifespan.shutdown.complete"})
