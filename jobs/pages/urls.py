@@ -1,6 +1,17 @@
-"""Pages of the jobs app."""
+"""Pages of the jobs app, and the actions on models that are operations."""
 
-from django.urls import URLPattern
+from django.urls import path
+
+from jobs.pages import views
 
 app_name = "jobs"
-urlpatterns: list[URLPattern] = []
+urlpatterns = [
+    path("operations", views.index, name="list"),
+    path("operations/-/of-model/<str:model_id>", views.of_model, name="of-model"),
+    path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),
+    path("operations/<str:operation_id>", views.detail, name="detail"),
+    path("operations/<str:operation_id>/cancel", views.cancel, name="cancel"),
+    path("models/<str:model_id>/start", views.start, name="model-start"),
+    path("models/<str:model_id>/stop", views.stop, name="model-stop"),
+    path("models/<str:model_id>/restart", views.restart, name="model-restart"),
+]

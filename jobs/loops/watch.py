@@ -1,0 +1,218 @@
+"""The watcher: keeps a line to every node and writes down what comes over it. It decides nothing.
+
+One watcher at a time, by a lease. One asyncio task a node: an approved node is connected and its events are followed;
+one that waits for approval is asked who it is now and then. The database is asked in threads beside the loop.
+"""
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+from django.db import transaction
+
+from agent.wire.status import Event, NodeStatus
+from mirbad.kernel import clock
+from mirbad.kernel.errors import MirbadError
+from models_app import running
+from nodes import leases, reachability
+from nodes.link import client, health
+from nodes.models import Node
+from nodes.states import APPROVED, ONLINE, PENDING
+
+log = structlog.get_logger(__name__)
+
+LEASE = "watcher"
+LEASE_LIFE = timedelta(seconds=15)
+ROUND_SECONDS = 1.0
+PENDING_SECONDS = 5.0
+CONNECTS_AT_ONCE = 32
+_PAUSE_SECONDS = (0.5, 8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What decides whether a node's task goes on as it is: another value ends it and begins a new one."""
+
+    lifecycle: str
+    address: str
+    port: int
+    uid: str
+
+
+def to_watch() -> dict[str, Watched]:
+    """Every node that is approved or waits for approval; one statement."""
+    rows = Node.objects.filter(lifecycle__in=(APPROVED, PENDING)).values_list(
+        "pk", "lifecycle", "address", "port", "uid"
+    )
+    return {pk: Watched(lifecycle, address, port, str(uid)) for pk, lifecycle, address, port, uid in rows}
+
+
+def take_status(node_id: str, status: NodeStatus) -> bool:
+    """Write down a whole status in one transaction; False when the line must be made anew.
+
+    That is so for a node that another part found incompatible or obeying another master.
+    """
+    with transaction.atomic():
+        reachability.observe_status(node_id, status)
+        reachability.seen(node_id, status)
+        if Node.objects.filter(pk=node_id, reachability=ONLINE).exists():
+            running.observe(node_id, status)
+            return True
+    return False
+
+
+def take_loss(node_id: str, reason: str) -> None:
+    """The line is broken. Once the node reads anything but Online, nothing is known of what runs there."""
+    with transaction.atomic():
+        reachability.lost(node_id, reason)
+        if Node.objects.filter(pk=node_id).exclude(reachability=ONLINE).exists():
+            running.mark_unreachable(node_id)
+
+
+@dataclass(slots=True)
+class Watcher:
+    """One run of the watcher. `stop` ends it; `is_healthy` says whether its rounds go on."""
+
+    owner: str = field(default_factory=lambda: f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(4)}")
+    _tasks: dict[str, tuple[Watched, asyncio.Task[None]]] = field(default_factory=dict)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTS_AT_ONCE))
+    _last_round: float = field(default_factory=clock.monotonic)
+
+    def stop(self) -> None:
+        """End the run soon; may be called from a signal handler of its loop."""
+        self._stopping.set()
+
+    def is_healthy(self) -> bool:
+        """Whether a round ended lately; for the heartbeat, from any thread."""
+        return clock.monotonic() - self._last_round < 10 * ROUND_SECONDS
+
+    async def run(self) -> None:
+        """Watch until `stop`."""
+        try:
+            while not self._stopping.is_set():
+                await self._guarded_round()
+                await _sleep_unless(self._stopping, ROUND_SECONDS)
+        finally:
+            await self._end_all()
+            await client.in_thread(lambda: leases.release(LEASE, self.owner))
+            await client.close()
+
+    async def _guarded_round(self) -> None:
+        try:
+            await self.round()
+        except Exception:
+            # The loop's edge: a database that is away for a moment must not end the watcher.
+            log.exception("a round of the watcher failed")
+            await self._drop_if_lease_is_doubtful()
+
+    async def round(self) -> bool:
+        """Take or renew the lease, then begin and end tasks as the nodes' rows say; False without the lease."""
+        if not await client.in_thread(lambda: leases.take(LEASE, self.owner, LEASE_LIFE)):
+            await self._end_all()
+            self._last_round = clock.monotonic()
+            return False
+        wanted = await client.in_thread(to_watch)
+        for node_id in [
+            node_id for node_id, (seen, task) in self._tasks.items() if self._is_over(node_id, seen, task, wanted)
+        ]:
+            await self._end(node_id)
+        for node_id, watched in wanted.items():
+            if node_id not in self._tasks:
+                self._begin(node_id, watched)
+        self._last_round = clock.monotonic()
+        return True
+
+    @staticmethod
+    def _is_over(node_id: str, seen: Watched, task: asyncio.Task[None], wanted: dict[str, Watched]) -> bool:
+        return task.done() or wanted.get(node_id) != seen
+
+    def _begin(self, node_id: str, watched: Watched) -> None:
+        tend = self._follow if watched.lifecycle == APPROVED else self._ask
+        task = asyncio.create_task(self._tend(node_id, tend), name=f"watch-{node_id}")
+        self._tasks[node_id] = (watched, task)
+
+    async def _end(self, node_id: str) -> None:
+        _, task = self._tasks.pop(node_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close(node_id)
+
+    async def _end_all(self) -> None:
+        tasks = [task for _, task in self._tasks.values()]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _drop_if_lease_is_doubtful(self) -> None:
+        if clock.monotonic() - self._last_round > LEASE_LIFE.total_seconds():
+            await self._end_all()
+
+    async def _tend(self, node_id: str, tend: Callable[[str], Awaitable[None]]) -> None:
+        pause, longest = _PAUSE_SECONDS
+        while True:
+            began = clock.monotonic()
+            try:
+                await tend(node_id)
+            except MirbadError as error:
+                await self._lose(node_id, error.detail)
+            except Exception:
+                # A node's edge: whatever its line does must not end its task, nor those of the others.
+                log.exception("the line to a node broke in a way that nobody foresaw", node=node_id)
+                await self._lose(node_id, "The line broke; the watcher's log says why.")
+            # A line that held for a while is made anew at once; one that breaks at once, ever more slowly.
+            pause = _PAUSE_SECONDS[0] if clock.monotonic() - began > longest else min(pause * 2, longest)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the load, guards nothing
+
+    async def _lose(self, node_id: str, reason: str) -> None:
+        try:
+            await client.in_thread(lambda: take_loss(node_id, reason))
+        except Exception:
+            # The same edge: the next try writes it down.
+            log.exception("the loss of a node could not be written down", node=node_id)
+
+    async def _ask(self, node_id: str) -> None:
+        while True:
+            async with self._connects:
+                await health.aprobe(node_id)
+            await asyncio.sleep(PENDING_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - spreads the load
+
+    async def _follow(self, node_id: str) -> None:
+        async with self._connects:
+            connected = await health.aconnect(node_id)
+        log.info("connected", node=node_id, agent_version=connected.info.agent_version)
+        await client.in_thread(lambda: take_status(node_id, connected.status))
+        capabilities_seq = connected.status.capabilities_seq
+        async for event in client.events(node_id, connected.status.seq):
+            status = event.status
+            if status is not None:
+                if not await client.in_thread(lambda status=status: take_status(node_id, status)):  # type: ignore[misc]
+                    return
+                if status.capabilities_seq != capabilities_seq:
+                    await health.arefresh(node_id, status.capabilities_seq)
+                    capabilities_seq = status.capabilities_seq
+            elif event.instance is not None:
+                await client.in_thread(_take_instance(node_id, event))
+
+
+def _take_instance(node_id: str, event: Event) -> Callable[[], int]:
+    def take() -> int:
+        assert event.instance is not None  # noqa: S101 - the caller looked
+        return running.observe_instance(node_id, event.boot_id, event.seq, event.instance)
+
+    return take
+
+
+async def _sleep_unless(stopping: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        return

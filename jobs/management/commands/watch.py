@@ -1,0 +1,36 @@
+"""``manage.py watch``: the watcher as a process of its own."""
+
+import asyncio
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from jobs.loops.watch import Watcher
+from mirbad.kernel import logs
+from mirbad.tasking import heartbeat
+
+
+async def _watch() -> None:
+    watcher = Watcher()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, watcher.stop)
+    beat = heartbeat.start("watcher", watcher.is_healthy)
+    try:
+        await watcher.run()
+    finally:
+        if beat is not None:
+            beat.stop()
+
+
+class Command(BaseCommand):
+    """Watches every node until it is asked to end."""
+
+    help = "Keep a line to every node and write down what is seen. One watcher works at a time; others wait."
+    requires_system_checks: list[str] = []
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run until SIGINT or SIGTERM."""
+        logs.configure("watcher")
+        asyncio.run(_watch())

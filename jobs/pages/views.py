@@ -1,0 +1,94 @@
+"""Views of operations, and the actions on models that are operations."""
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from jobs import requests
+from jobs.pages import contexts
+from mirbad.accounts import actors
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.errors import NotFound
+from mirbad.kernel.roles import OPERATOR, VIEWER
+from mirbad.web.access import require_role
+from mirbad.web.fragments import page_or_fragment, perform, private
+
+STATES = (("", "All"), ("open", "In progress"), ("failed", "Failed"), ("succeeded", "Done"), ("cancelled", "Cancelled"))
+
+
+@require_GET
+@require_role(VIEWER)
+def index(request: HttpRequest) -> HttpResponse:
+    """Operations, newest first."""
+    state, kind = request.GET.get("state", ""), request.GET.get("kind", "")
+    operations, following = contexts.find(state, kind, request.GET.get("before", ""))
+    context = {"operations": operations, "next": following, "state": state, "kind": kind, "states": STATES}
+    return page_or_fragment(request, "jobs/list.html", "jobs/_list.html", context)
+
+
+@require_GET
+@require_role(VIEWER)
+def detail(request: HttpRequest, operation_id: str) -> HttpResponse:
+    """One operation and its timeline."""
+    try:
+        operation = contexts.detail(operation_id)
+    except NotFound as error:
+        raise Http404(error.detail) from error
+    return page_or_fragment(request, "jobs/detail.html", "jobs/_detail.html", {"operation": operation})
+
+
+@require_POST
+@require_role(OPERATOR)
+def cancel(request: HttpRequest, operation_id: str) -> HttpResponse:
+    """Ask an operation to end."""
+    actor = actors.of(request)
+    return perform(
+        request,
+        lambda: requests.cancel(operation_id, actor),
+        "It was asked to end; what it began is undone first.",
+        to=reverse("jobs:detail", args=[operation_id]),
+    )
+
+
+@require_GET
+@require_role(VIEWER)
+def of_model(request: HttpRequest, model_id: str) -> HttpResponse:
+    """What happens to a model now; a part of its page."""
+    return private(render(request, "jobs/_of_model.html", {"operations": contexts.of_model(model_id)}))
+
+
+@require_GET
+@require_role(VIEWER)
+def timeline(request: HttpRequest, model_id: str) -> HttpResponse:
+    """What happened to a model; a part of its page."""
+    return private(render(request, "jobs/_timeline.html", {"events": contexts.timeline(model_id)}))
+
+
+def _on_model(request: HttpRequest, model_id: str, call: Callable[[str, Actor], Any], words: str) -> HttpResponse:
+    actor = actors.of(request)
+    return perform(request, lambda: call(model_id, actor), words, to=reverse("models:detail", args=[model_id]))
+
+
+@require_POST
+@require_role(OPERATOR)
+def start(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Start a model."""
+    return _on_model(request, model_id, requests.start, f"{model_id} is starting.")
+
+
+@require_POST
+@require_role(OPERATOR)
+def stop(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Stop a model."""
+    return _on_model(request, model_id, requests.stop, f"{model_id} is stopping.")
+
+
+@require_POST
+@require_role(OPERATOR)
+def restart(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Stop a model and start it with its present settings."""
+    return _on_model(request, model_id, requests.restart, f"{model_id} is restarting.")
