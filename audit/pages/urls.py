@@ -1,6 +1,8 @@
 """Pages of the audit app."""
 
-from django.urls import URLPattern
+from django.urls import path
+
+from audit.pages import views
 
 app_name = "audit"
-urlpatterns: list[URLPattern] = []
+urlpatterns = [path("audit", views.index, name="list")]

@@ -1,9 +1,10 @@
 """Who may open a page."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -12,26 +13,45 @@ from django.urls import reverse
 
 from mirbad.kernel.roles import Role, has_role
 
-P = ParamSpec("P")
-View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
+View = TypeVar("View", bound=Callable[..., Any])
 
 
-def require_role(role: Role) -> Callable[[View[P]], View[P]]:
-    """A page for people of `role` or above: strangers go to the log-in page, others get 403."""
+def require_role(role: Role) -> Callable[[View], View]:
+    """A page for people of `role` or above: strangers go to the log-in page, others get 403. Takes async views too."""
 
-    def decorate(view: View[P]) -> View[P]:
-        @wraps(view)
-        def guarded(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            if not request.user.is_authenticated:
-                return _to_login(request)
-            if not has_role(request.user, role):
-                raise PermissionDenied(f"This needs the role {role}; ask an owner for it.")
-            return view(request, *args, **kwargs)
-
+    def decorate(view: View) -> View:
+        guarded = _guard_async(view, role) if iscoroutinefunction(view) else _guard(view, role)
         guarded.required_role = role  # type: ignore[attr-defined]
-        return guarded
+        return cast("View", guarded)
 
     return decorate
+
+
+def _guard(view: Callable[..., HttpResponseBase], role: Role) -> Callable[..., HttpResponseBase]:
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return _refusal(request, role) or view(request, *args, **kwargs)
+
+    return guarded
+
+
+def _guard_async(
+    view: Callable[..., Awaitable[HttpResponseBase]], role: Role
+) -> Callable[..., Awaitable[HttpResponseBase]]:
+    @wraps(view)
+    async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return await sync_to_async(_refusal)(request, role) or await view(request, *args, **kwargs)
+
+    return guarded
+
+
+def _refusal(request: HttpRequest, role: Role) -> HttpResponse | None:
+    """The redirection of a stranger, None for who may go on. Raises PermissionDenied."""
+    if not request.user.is_authenticated:
+        return _to_login(request)
+    if not has_role(request.user, role):
+        raise PermissionDenied(f"This needs the role {role}; ask an owner for it.")
+    return None
 
 
 def _to_login(request: HttpRequest) -> HttpResponse:

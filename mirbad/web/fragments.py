@@ -32,9 +32,7 @@ def private(response: HttpResponse) -> HttpResponse:
     return response
 
 
-def perform(
-    request: HttpRequest, action: Callable[[], Any], words: str, *, to: str, go: bool = False
-) -> HttpResponse:
+def perform(request: HttpRequest, action: Callable[[], Any], words: str, *, to: str, go: bool = False) -> HttpResponse:
     """Run `action`; say `words`, or show its refusal where the person acted."""
     try:
         action()

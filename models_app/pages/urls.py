@@ -1,6 +1,23 @@
-"""Pages of the models app."""
+"""Pages of the models app. ``-`` is no model id, so nothing of ours hides a model."""
 
-from django.urls import URLPattern
+from django.urls import path
+
+from models_app.pages import key_views, playground, views
 
 app_name = "models"
-urlpatterns: list[URLPattern] = []
+urlpatterns = [
+    path("models", views.index, name="list"),
+    path("models/-/new", views.new, name="new"),
+    path("models/-/node-fields", views.node_fields, name="node-fields"),
+    path("models/-/node-cells", views.node_cells, name="node-cells"),
+    path("models/-/of-node/<str:node_id>", views.of_node, name="of-node"),
+    path("models/<str:model_id>", views.detail, name="detail"),
+    path("models/<str:model_id>/edit", views.edit, name="edit"),
+    path("models/<str:model_id>/delete", views.delete, name="delete"),
+    path("models/<str:model_id>/log", views.log, name="log"),
+    path("playground", playground.page, name="playground"),
+    path("playground/stream", playground.stream, name="playground-stream"),
+    path("keys", key_views.index, name="keys"),
+    path("keys/new", key_views.create, name="key-new"),
+    path("keys/<int:key_id>/revoke", key_views.revoke, name="key-revoke"),
+]

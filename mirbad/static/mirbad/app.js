@@ -109,20 +109,42 @@ document.addEventListener("click", (event) => {
   else if (event.target instanceof HTMLDialogElement && event.target.matches(":modal") && event.target.dataset.sticky === undefined) event.target.close();
 });
 
+document.addEventListener("htmx:confirm", (event) => {
+  event.preventDefault();
+  const { ctx, issueRequest, dropRequest } = event.detail;
+  const dialog = document.getElementById("confirm");
+  const { verb, danger } = ctx.sourceElement.dataset;
+  const yes = dialog.querySelector("[data-yes]");
+  dialog.querySelector("#confirm-title").textContent = verb ? `${verb}?` : "Are you sure?";
+  dialog.querySelector("#confirm-text").textContent = ctx.confirm;
+  yes.textContent = verb ?? "Go on";
+  yes.classList.toggle("danger", danger !== undefined);
+  dialog.returnValue = "";
+  dialog.addEventListener("close", () => (dialog.returnValue === "yes" ? issueRequest() : dropRequest()), { once: true });
+  dialog.showModal();
+});
+
 // ---------------------------------------------------------------- what comes back from an action
+// A refusal goes beside the form that asked, or into a notice; a failed read leaves on the page what is there.
+document.addEventListener("htmx:before:request", (event) => {
+  const { ctx } = event.detail;
+  if (ctx.request.method !== "GET" && ctx.target?.matches(".refusal")) ctx.target.replaceChildren();
+});
 document.addEventListener("htmx:before:swap", (event) => {
   const { ctx } = event.detail;
-  const status = ctx.response?.status ?? 0;
-  if (status < 400) return;
-  // A refusal goes beside the form that asked; a failed read leaves on the page what is there.
-  if (ctx.request.method !== "GET" && status !== 500) return;
+  if ((ctx.response?.status ?? 0) < 400) return;
+  if (ctx.request.method !== "GET" && ctx.response.status !== 500) {
+    if (ctx.target?.matches(".refusal")) return;
+    const page = new DOMParser().parseFromString(ctx.text, "text/html");
+    notify("error", page.querySelector(".notice .grow > div")?.textContent ?? page.querySelector("p")?.textContent ?? `The master refused this (${ctx.response.status}).`);
+  }
   event.preventDefault();
 });
 document.addEventListener("htmx:after:request", (event) => {
   const { ctx } = event.detail;
   if (ctx.request.method === "GET") return;
   if (ctx.response.status < 400) ctx.sourceElement.closest("dialog:not([data-sticky])")?.close();
-  else if (ctx.response.status === 500) notify("error", "The master met a fault and did not do this. Its log says what happened.");
+  else if (ctx.response.status === 500) notify("error", "The master met a fault and did not finish this. Its log says what happened.");
 });
 document.addEventListener("htmx:error", (event) => {
   const { ctx } = event.detail;

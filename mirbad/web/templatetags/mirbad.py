@@ -22,7 +22,9 @@ def icon(name: str, label: str = "", css: str = "") -> SafeString:
     """An icon. Without `label` it is decoration, and a screen reader passes it by."""
     inner = mark_safe(strokes()[name])  # noqa: S308 - from our own sheet of icons
     if label:
-        return format_html('<svg class="icon {}" viewBox="0 0 24 24" role="img" aria-label="{}">{}</svg>', css, label, inner)
+        return format_html(
+            '<svg class="icon {}" viewBox="0 0 24 24" role="img" aria-label="{}">{}</svg>', css, label, inner
+        )
     return format_html('<svg class="icon {}" viewBox="0 0 24 24" aria-hidden="true">{}</svg>', css, inner)
 
 
@@ -69,3 +71,9 @@ def later(url: str, *topics: str) -> SafeString:
     events = [f"mirbad:{topic} from:body throttle:1s" for topic in topics]
     trigger = ", ".join(["load", *events, "mirbad:resync from:body throttle:1s"])
     return format_html('hx-get="{}" hx-trigger="{}" hx-swap="innerMorph"', url, trigger)
+
+
+@register.filter
+def topic(subject: str, name: str) -> str:
+    """The event of one row: ``{{ node.id|topic:"nodes" }}`` is ``nodes:<id>``."""
+    return f"{name}:{subject}"

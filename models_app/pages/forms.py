@@ -1,0 +1,263 @@
+"""Forms of the models pages. They turn what a person typed into a `ModelInput`; its rules live in the registry."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from django import forms
+
+from mirbad.kernel import clock
+from mirbad.kernel.errors import InvalidRequest
+from models_app.models import ModelDefinition
+from models_app.models.definition import DELIVERIES, RUNTIMES
+from models_app.registry import ModelInput, parse
+
+GIB = 1024**3
+_SAME = (
+    "id",
+    "display_name",
+    "runtime",
+    "delivery",
+    "image",
+    "image_digest",
+    "context_length",
+    "start_timeout_seconds",
+    "first_byte_timeout_seconds",
+    "idle_timeout_seconds",
+    "wait_when_starting_seconds",
+    "auto_start",
+    "keep_serving",
+)
+_CODE = {"spellcheck": "false", "autocapitalize": "none", "autocomplete": "off"}
+
+
+def _lines(rows: int) -> forms.Textarea:
+    return forms.Textarea(attrs={"rows": rows, **_CODE})
+
+
+class ModelForm(forms.Form):
+    """A model definition, its weights and its place."""
+
+    id = forms.CharField(
+        label="Model id",
+        max_length=64,
+        help_text="Lower-case letters, digits, dots, hyphens. It never changes.",
+        widget=forms.TextInput(attrs=_CODE),
+    )
+    display_name = forms.CharField(label="Display name", max_length=100, required=False)
+    node = forms.ChoiceField(label="Node", required=False)
+    folder = forms.CharField(label="Folder of weights", max_length=255, required=False)
+    file = forms.CharField(label="GGUF file", max_length=512, required=False)
+    gpu_uuids = forms.MultipleChoiceField(label="GPUs", required=False)
+    runtime = forms.ChoiceField(label="Runtime", choices=RUNTIMES)
+    delivery = forms.ChoiceField(label="Delivery", choices=DELIVERIES)
+    image = forms.CharField(
+        label="Image", max_length=255, required=False, help_text="Empty: the default of the node, then of the master."
+    )
+    image_digest = forms.CharField(
+        label="Image digest", max_length=80, required=False, help_text="sha256: and 64 hex digits."
+    )
+    served_names = forms.CharField(
+        label="Served names", required=False, widget=_lines(2), help_text="One a line; empty: the model id."
+    )
+    args = forms.CharField(
+        label="Engine arguments",
+        required=False,
+        widget=_lines(4),
+        help_text="One argument a line, as the engine takes it.",
+    )
+    env = forms.CharField(label="Environment", required=False, widget=_lines(3), help_text="NAME=value, one a line.")
+    secret_env = forms.CharField(
+        label="Secret environment",
+        required=False,
+        widget=_lines(3),
+        help_text="NAME=value, one a line; kept sealed, never shown again. NAME alone keeps the stored value.",
+    )
+    context_length = forms.IntegerField(label="Context length", required=False, min_value=1, help_text="Tokens.")
+    gpu_budget_gib = forms.DecimalField(label="GPU memory budget, GiB", required=False, min_value=Decimal("0.01"))
+    host_budget_gib = forms.DecimalField(label="Host memory budget, GiB", required=False, min_value=Decimal("0.01"))
+    start_timeout_seconds = forms.IntegerField(label="Start within, s", min_value=1, initial=1800)
+    first_byte_timeout_seconds = forms.IntegerField(label="First byte within, s", min_value=1, initial=300)
+    idle_timeout_seconds = forms.IntegerField(label="Silence ends a stream after, s", min_value=1, initial=300)
+    wait_when_starting_seconds = forms.IntegerField(
+        label="Requests wait for a start, s", min_value=0, initial=0, help_text="0: they are refused until it is ready."
+    )
+    tags = forms.CharField(label="Tags", required=False, help_text="Separated by commas.")
+    auto_start = forms.BooleanField(
+        label="Start by itself", required=False, help_text="After a restart of its node or of the master."
+    )
+    keep_serving = forms.BooleanField(
+        label="Keep serving during jobs", required=False, help_text="Benchmarks on its node do not pause it."
+    )
+    placement_generation = forms.IntegerField(required=False, widget=forms.HiddenInput)
+
+    def __init__(
+        self, data: Any = None, *, nodes: Sequence[tuple[str, str]], model: ModelDefinition | None = None
+    ) -> None:
+        self.model = model
+        super().__init__(data, initial=_initial(model) if model else None)
+        self.fields["node"].choices = [("", "No node yet"), *nodes]  # type: ignore[attr-defined]
+        chosen = (data.getlist("gpu_uuids") if data is not None else self.initial.get("gpu_uuids")) or ()
+        # Any uuid may be sent; whether the node has it is the registry's rule.
+        self.fields["gpu_uuids"].choices = [(uuid, uuid) for uuid in chosen]  # type: ignore[attr-defined]
+        if model is not None:
+            self.fields["id"].widget.attrs["readonly"] = True
+            if self.initial["node"]:
+                self.fields["node"].choices = [  # type: ignore[attr-defined]
+                    choice for choice in nodes if choice[0] == self.initial["node"]
+                ] or [(self.initial["node"], self.initial["node"])]
+        elif len(nodes) == 1:
+            self.initial["node"] = nodes[0][0]
+
+    def value_of(self, name: str) -> str:
+        """What the field shows now: what was typed, else what is stored."""
+        value = self[name].value()
+        return "" if value is None else str(value)
+
+    def read(self) -> ModelInput | None:
+        """The input, or None after the form's errors were set."""
+        if not self.is_valid():
+            return None
+        try:
+            return parse(self._document())
+        except InvalidRequest as error:
+            self.refuse(error)
+            return None
+
+    def refuse(self, error: InvalidRequest) -> None:
+        """Put each problem of `error` beside the field that it is about."""
+        for problem in error.problems or [{"message": error.detail}]:
+            field = _FIELDS.get(problem.get("field", "").split(".")[0])
+            if problem.get("field", "").startswith("placement.gpuUuids"):
+                field = "gpu_uuids"
+            self.add_error(field, problem["message"])
+
+    def _document(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        folder = data["folder"].strip()
+        document: dict[str, Any] = {name: data[name] for name in _SAME}
+        document |= {
+            "served_names": _listed(data["served_names"]),
+            "args": _listed(data["args"]),
+            "env": {name: value or "" for name, value in self._pairs("env").items()},
+            "secret_env": self._pairs("secret_env"),
+            "gpu_memory_budget_bytes": _bytes(data["gpu_budget_gib"]),
+            "host_memory_budget_bytes": _bytes(data["host_budget_gib"]),
+            "tags": [tag.strip() for tag in data["tags"].split(",") if tag.strip()],
+            "sources": [{"folder": folder, "file": data["file"].strip()}] if folder else [],
+        }
+        if self.model is not None and self.model.sources.count() > 1 and "folder" not in self.changed_data:
+            kept = self.model.sources.order_by("position").values("kind", "folder", "file", "repository", "revision")
+            document["sources"] = [dict(source) for source in kept]
+        if data["node"]:
+            document["placement"] = {"node_id": data["node"], "gpu_uuids": data["gpu_uuids"]}
+            document["placement_generation"] = data["placement_generation"]
+        return document
+
+    def _pairs(self, field: str) -> dict[str, str | None]:
+        pairs: dict[str, str | None] = {}
+        for line in self.cleaned_data[field].splitlines():
+            if line.strip():
+                name, equals, value = line.partition("=")
+                pairs[name.strip()] = value if equals else None
+        return pairs
+
+
+_FIELDS = {
+    "id": "id",
+    "displayName": "display_name",
+    "runtime": "runtime",
+    "delivery": "delivery",
+    "image": "image",
+    "imageDigest": "image_digest",
+    "servedNames": "served_names",
+    "args": "args",
+    "env": "env",
+    "secretEnv": "secret_env",
+    "contextLength": "context_length",
+    "gpuMemoryBudgetBytes": "gpu_budget_gib",
+    "hostMemoryBudgetBytes": "host_budget_gib",
+    "startTimeoutSeconds": "start_timeout_seconds",
+    "firstByteTimeoutSeconds": "first_byte_timeout_seconds",
+    "idleTimeoutSeconds": "idle_timeout_seconds",
+    "waitWhenStartingSeconds": "wait_when_starting_seconds",
+    "tags": "tags",
+    "sources": "folder",
+    "placement": "node",
+}
+
+
+def _listed(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _bytes(gib: Decimal | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
+
+
+def _gib(value: int | None) -> str | None:
+    return None if value is None else f"{value / GIB:.2f}".rstrip("0").rstrip(".")
+
+
+def _initial(model: ModelDefinition) -> dict[str, Any]:
+    source = next(iter(model.sources.all()), None)
+    placement = next(iter(model.placements.all()), None)
+    plain = [
+        "id",
+        "display_name",
+        "runtime",
+        "delivery",
+        "image",
+        "image_digest",
+        "context_length",
+        "start_timeout_seconds",
+        "auto_start",
+        "first_byte_timeout_seconds",
+        "idle_timeout_seconds",
+        "wait_when_starting_seconds",
+        "keep_serving",
+    ]
+    return {name: getattr(model, name) for name in _SAME} | {
+        "node": placement.node_id_text if placement else "",
+        "gpu_uuids": list(placement.gpu_uuids) if placement else [],
+        "placement_generation": placement.generation if placement else None,
+        "folder": source.folder if source else "",
+        "file": source.file if source else "",
+        "served_names": "\n".join(model.served_names),
+        "args": "\n".join(model.args),
+        "env": "\n".join(f"{name}={value}" for name, value in model.env.items()),
+        "secret_env": "\n".join(model.secret_env_names),
+        "gpu_budget_gib": _gib(model.gpu_memory_budget_bytes),
+        "host_budget_gib": _gib(model.host_memory_budget_bytes),
+        "tags": ", ".join(model.tags),
+    }
+
+
+LIFETIMES = (
+    ("", "does not expire"),
+    ("1", "1 day"),
+    ("7", "7 days"),
+    ("30", "30 days"),
+    ("90", "90 days"),
+    ("365", "1 year"),
+)
+
+
+class KeyForm(forms.Form):
+    """A new key of ``/v1``."""
+
+    name = forms.CharField(label="Name", max_length=100, help_text="Who or what uses it.")
+    allowed_models = forms.MultipleChoiceField(
+        label="Models", required=False, widget=forms.CheckboxSelectMultiple, help_text="None chosen: all models."
+    )
+    lifetime_days = forms.ChoiceField(label="Lifetime", choices=LIFETIMES, required=False)
+
+    def __init__(self, data: Any = None, *, models: Sequence[tuple[str, str]]) -> None:
+        super().__init__(data)
+        self.fields["allowed_models"].choices = models  # type: ignore[attr-defined]
+
+    def expires_at(self) -> Any:
+        """The moment at which the key ends, None for never."""
+        days = self.cleaned_data["lifetime_days"]
+        return clock.now() + timedelta(days=int(days)) if days else None
