@@ -95,6 +95,11 @@ class Server:
             raise RuntimeError("the agent does not listen yet")
         return int(self._listening.sockets[0].getsockname()[1])
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._runner.server.connections) if self._runner and self._runner.server else 0
+
     async def start(self) -> None:
         """Adopt what still runs, then listen. CannotServe when the port cannot be had."""
         self._journal.open()
