@@ -27,6 +27,11 @@ class Listener:
         self._queue: deque[Event] = deque()
         self._wake = asyncio.Event()
 
+    @property
+    def queued(self) -> int:
+        """How many events wait."""
+        return len(self._queue)
+
     def offer(self, event: Event) -> None:
         """Queue `event`. A status replaces what waits; an event past the bound makes the listener stale."""
         if event.kind == "status":

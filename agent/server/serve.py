@@ -81,9 +81,9 @@ class Server:
         self.door = Door(identity)
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
-        self._hub = Hub(Sequence(config.state_dir, read_boot_id()))
-        self._instances = make_instances(config, identity.fleet, self._hub.changed)
-        self._reporter = Reporter(probes, self._instances, self._fence, self._hub.sequence)
+        self.hub = Hub(Sequence(config.state_dir, read_boot_id()))
+        self._instances = make_instances(config, identity.fleet, self.hub.changed)
+        self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
         self._loops: list[asyncio.Task[None]] = []
@@ -103,9 +103,9 @@ class Server:
     async def start(self) -> None:
         """Adopt what still runs, then listen. CannotServe when the port cannot be had."""
         self._journal.open()
-        self._hub.bind(self._reporter.status)
+        self.hub.bind(self.reporter.status)
         await self._instances.recover()
-        parts = Parts(self._config, self.door, self._fence, self._journal, self._instances, self._hub, self._reporter)
+        parts = Parts(self._config, self.door, self._fence, self._journal, self._instances, self.hub, self.reporter)
         self._runner = web.AppRunner(
             make_app(parts),
             access_log=None,
@@ -128,7 +128,7 @@ class Server:
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._listening is not None:
             self._listening.close()
-        self._hub.close()
+        self.hub.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await self._journal.close()
@@ -158,16 +158,16 @@ class Server:
     async def _tell_status(self) -> None:
         while True:
             await asyncio.sleep(STATUS_SECONDS)
-            if self._hub.listeners:
+            if self.hub.listeners:
                 try:
-                    await self._hub.refresh()
+                    await self.hub.refresh()
                 except Exception:  # the loop's edge: one status that cannot be built must not end them all
                     log.exception("the status could not be told")
 
     async def _watch_capabilities(self) -> None:
         while True:
             try:
-                await self._reporter.capabilities()
+                await self.reporter.capabilities()
             except AgentError as error:
                 log.warning("%s", error.detail)
             except Exception:  # the loop's edge

@@ -5,7 +5,7 @@ import itertools
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,9 @@ def capabilities(**changes: Any) -> Capabilities:
 class Machine:
     """What the probes say; change it while the agent runs."""
 
-    host: HostStatus | Exception = HostStatus(memory_total_bytes=8 << 30)
+    host: HostStatus | Exception = field(default_factory=lambda: HostStatus(memory_total_bytes=8 << 30))
     gpus: tuple[GpuStatus, ...] | Exception = ()
-    capabilities: Capabilities | Exception = capabilities()
+    capabilities: Capabilities | Exception = field(default_factory=capabilities)
 
     def probes(self) -> Probes:
         async def say(value: Any) -> Any:
