@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -43,8 +44,9 @@ def write_private(path: Path, text: str) -> None:
 
 def prepare(data: Path) -> None:
     """Make the data folder and its private parts. Raises CannotStart with what to change."""
-    if any(character == ";" or not character.isprintable() for character in str(data)):
-        raise CannotStart(f"MIRBAD_DATA={str(data)!r} holds a character that cannot be used (; or a control character).")
+    if re.search(r"\s[;#]", str(data)) or not str(data).isprintable():
+        # both begin a comment in supervisord's configuration
+        raise CannotStart(f"MIRBAD_DATA={str(data)!r} holds a ; or # after a space, or a control character: rename it.")
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if stat.S_IMODE(data.stat().st_mode) & 0o077:

@@ -171,7 +171,8 @@ def _section(layout: Layout, program: Program) -> dict[str, object]:
         "stopsignal": "TERM",
         "stopwaitsecs": program.stop_seconds,
         "redirect_stderr": "true",
-        "stdout_logfile": layout.settings.logs_dir / f"{program.name}.out",
+        # supervisord expands this one twice
+        "stdout_logfile": str(layout.settings.logs_dir / f"{program.name}.out").replace("%", "%%"),
         "stdout_logfile_maxbytes": _OUTPUT_BYTES,
         "stdout_logfile_backups": 1,
     }

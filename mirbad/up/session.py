@@ -124,11 +124,6 @@ class Session:
 
     def _start_supervisord(self) -> None:
         self._supervisord = supervisor.start(self._layout, self._environ)
-        if self._heartbeat is None:
-            os.environ.update(self._environ)
-            from mirbad.tasking import heartbeat
-
-            self._heartbeat = heartbeat.start("up")
 
     def _tend(self) -> None:
         if self._bootstrap is not None and (code := self._bootstrap.poll()) is not None:
@@ -140,12 +135,24 @@ class Session:
             self._progress.warn(f"supervisord ended (code {ended}), and every process with it; starting them again.")
             self._seen.clear()
             self._start_supervisord()
+        self._give_sign_of_life()
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             try:
                 self._look(Control(self._layout.control_socket))
             except NotAnswering:
                 return  # it starts, or it has just ended: the next round sees which
+
+    def _give_sign_of_life(self) -> None:
+        embedded = self._layout.embeds_broker
+        if self._heartbeat is not None or (embedded and not broker.socket_path(self._layout.runtime).exists()):
+            return
+        os.environ.update(self._environ)
+        from mirbad.kernel import logs
+        from mirbad.tasking import heartbeat
+
+        logs.configure("up", console=False)
+        self._heartbeat = heartbeat.start("up")
 
     def _look(self, control: Control) -> None:
         for name, state in control.states().items():

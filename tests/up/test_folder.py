@@ -39,6 +39,12 @@ def test_a_file_where_the_folder_should_be_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a ;b", "a #b", "a\nb"])
+def test_a_name_that_would_begin_a_comment_is_refused(tmp_path, name):
+    with pytest.raises(CannotStart, match="rename it"):
+        folder.prepare(tmp_path / name)
+
+
 def test_secrets_are_made_once_and_only_the_owner_reads_them(tmp_path):
     folder.prepare(tmp_path)
     folder.ensure_secret_key(tmp_path, "", database_is_ours=True)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 
 def layout(tmp_path, **settings):
-    data = tmp_path / "a folder with a 100% odd 'name' # here"
+    data = tmp_path / "a folder with a 100% odd 'name'#;here"
     for part in ("run", "logs", "agent"):
         (data / part).mkdir(parents=True)
     return Layout(Settings(data=data, **settings), tmp_path)
