@@ -14,6 +14,7 @@ from django.db import DatabaseError, connection, transaction
 from agent.wire.fence import Claim
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Unavailable
 from mirbad.live import hints
 from nodes.errors import MasterFenced
 from nodes.models import MasterIdentity, Node
@@ -33,8 +34,14 @@ def new_instance_id() -> str:
 
 
 def claim() -> Claim:
-    """The claim that every mutating call carries. Raises MasterFenced when this master may not command."""
-    epoch, instance_id, reason = _row()
+    """The claim that every mutating call carries.
+
+    Raises MasterFenced when this master may not command, Unavailable before it has an identity.
+    """
+    row = _row()
+    if row is None:
+        raise Unavailable("The master has no identity yet. Start it once, then try again.")
+    epoch, instance_id, reason = row
     if reason:
         raise MasterFenced(reason)
     return Claim(epoch=epoch, instance_id=instance_id)
@@ -42,7 +49,8 @@ def claim() -> Claim:
 
 def require_unfenced() -> None:
     """Raises MasterFenced when this master may not command and so must not change what is wanted of nodes."""
-    claim()
+    if reason := fenced_reason():
+        raise MasterFenced(reason)
 
 
 def is_fenced() -> bool:
@@ -66,8 +74,7 @@ def fence(reason: str) -> bool:
 
 def stands(made_under: Claim) -> bool:
     """Whether `made_under` is still this master's claim; an answer to a call made under another one is dropped."""
-    epoch, instance_id, reason = _row()
-    return not reason and (epoch, instance_id) == (made_under.epoch, made_under.instance_id)
+    return _row() == (made_under.epoch, made_under.instance_id, "")
 
 
 def bind_instance() -> bool:
@@ -125,8 +132,5 @@ def _database_identity() -> str:
         return f"database:{named['HOST']}:{named['PORT']}:{named['NAME']}"
 
 
-def _row() -> tuple[int, str, str]:
-    row = MasterIdentity.objects.values_list("epoch", "instance_id", "fenced_reason").first()
-    if row is None:
-        raise MasterFenced("The master has no identity yet. Start it once, then try again.")
-    return row
+def _row() -> tuple[int, str, str] | None:
+    return MasterIdentity.objects.values_list("epoch", "instance_id", "fenced_reason").first()

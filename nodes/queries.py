@@ -35,11 +35,11 @@ def fleet_members() -> QuerySet[Node]:
 
 def shown_state(node: Node, conditions: Iterable[NodeCondition]) -> ShownState:
     """The state of a node from its columns and its conditions; runs no query."""
+    reason = (node.reachability_reason,) if node.reachability_reason else ()
     if node.lifecycle == REVOKED:
         return ShownState("Revoked", False)
     if node.lifecycle == PENDING:
-        return ShownState("PendingApproval", node.draining)
-    reason = (node.reachability_reason,) if node.reachability_reason else ()
+        return ShownState("PendingApproval", node.draining, reason)
     if node.reachability == FENCED:
         return ShownState("PendingTakeover", node.draining, reason)
     if node.reachability == INCOMPATIBLE:

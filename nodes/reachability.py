@@ -15,7 +15,7 @@ from mirbad.live import hints
 from nodes import conditions
 from nodes.capability import gpu_rows, problems
 from nodes.models import Gpu, Node
-from nodes.states import FENCED, INCOMPATIBLE, OFFLINE, ONLINE, REACHABILITY, UNKNOWN
+from nodes.states import APPROVED, FENCED, INCOMPATIBLE, OFFLINE, ONLINE, PENDING, REACHABILITY, UNKNOWN
 
 log = structlog.get_logger(__name__)
 
@@ -25,14 +25,16 @@ _EXPIRES_SOON = timedelta(days=15)
 
 
 def seen(node_id: str, word: AgentInfo | NodeStatus) -> bool:
-    """The node answered with `word`; says whether that brought it (back) online.
+    """The node answered with `word`; says whether that changed what is seen of it.
 
-    A node that is incompatible or obeys another claim stays so until `accepted`.
+    An approved node is online then, unless it is incompatible or obeys another claim: it stays so until `accepted`.
+    One that waits for approval is merely not offline any more.
     """
     held = _claim_columns(word.held_claim)
-    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now(), **held)
-    waiting = Node.objects.filter(pk=node_id, reachability__in=(UNKNOWN, OFFLINE))
-    return _move(waiting, node_id, ONLINE, "")
+    row = Node.objects.filter(pk=node_id)
+    row.update(last_seen_at=clock.now(), **held)
+    online = _move(row.filter(lifecycle=APPROVED, reachability__in=(UNKNOWN, OFFLINE)), node_id, ONLINE, "")
+    return online or _move(row.filter(lifecycle=PENDING, reachability=OFFLINE), node_id, UNKNOWN, "")
 
 
 def accepted(node_id: str) -> bool:

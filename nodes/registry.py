@@ -76,7 +76,6 @@ def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
             "lifecycle",
             APPROVED,
             approved_at=now,
-            cert_not_after=pin.cert_not_after,
             **({"display_name": name} if name else {}),
         )
         audit_log.record("node.approve", actor, node_id=node_id, target=node.address, detail=f"key {pin.spki_sha256}")

@@ -20,4 +20,10 @@ if redis_url := os.environ.get("MIRBAD_TEST_REDIS_URL"):
 os.environ["DJANGO_SETTINGS_MODULE"] = "mirbad.settings"
 django.setup()
 
+# A file instead of memory: threads of a test then wait for each other's locks as processes do in a real master.
+from django.conf import settings  # noqa: E402
+
+if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = str(_DATA / "test.sqlite3")
+
 pytest_plugins = ["tests.people"]

@@ -19,6 +19,7 @@ from mirbad.kernel.errors import InvalidRequest
 from mirbad.live import hints
 from nodes import addresses, fencing, reachability
 from nodes.enrollment import tokens
+from nodes.enrollment.limits import peer_group
 from nodes.errors import EnrollmentRefused
 from nodes.models import JoinToken, Node, NodePin, RevokedKey
 from nodes.pki import store
@@ -68,7 +69,7 @@ def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollA
         raise InvalidRequest(str(error)) from error
     fencing.require_unfenced()
     join = _Join(request, key, spki_of(key), peer, rekey, clock.now())
-    token, token_id = tokens.find(request.token, peer)
+    token, token_id = tokens.find(request.token, peer_group(peer))
     try:
         if token is None:
             raise _Refuse("the token is not a valid one")
@@ -212,7 +213,7 @@ def _note_refusal(join: _Join, token_id: str, refusal: _Refuse) -> None:
     level("enrollment refused", why=refusal.why, node=node_id[:64], peer=join.peer, key=join.spki, alarm=refusal.alarm)
     if not token_id:
         return
-    tokens.count_wrong(token_id, join.peer)
+    tokens.count_wrong(token_id, peer_group(join.peer))
     audit_log.record_refusal(
         "node.enroll",
         actors.api(join.peer),

@@ -225,7 +225,7 @@ def _end(handler: RequestHandler) -> None:
 
 
 def _read() -> _Shown:
-    row = authority.ensure()
+    row = authority.ensure_for_listener()
     bundle = store.trust().bundle
     return _Shown(store.enroll_identity(row, bundle), bundle)
 

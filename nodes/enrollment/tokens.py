@@ -71,10 +71,13 @@ def create(
     """
     lifetime = settings().default_join_token_lifetime if ttl is None else ttl
     _check_shape(node_id, display_name, lifetime)
+    if purpose not in {JoinToken.JOIN, JoinToken.REKEY, JoinToken.BOOTSTRAP}:
+        raise InvalidRequest("A token is for a join or a rekey.")
     if purpose == JoinToken.BOOTSTRAP and (actor != CONFIG or node_id != settings().bootstrap_node):
         raise InvalidRequest("Only the master itself makes a token for its own machine.")
     token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     now = clock.now()
+    authority.ensure()
     with transaction.atomic():
         fencing.require_unfenced()
         node = Node.objects.filter(pk=node_id).first()

@@ -78,12 +78,7 @@ def call(
     obeys another claim; this master is then fenced), AgentRefused, MasterFenced, NodeRevoked, NotFound, Conflict.
     """
     prepared = _prepare(node_id, method, path, body, operation_id, timeout_seconds)
-    try:
-        received = pools.loop_thread().run(_send(prepared))
-    except NodeOffline:
-        _require_standing(prepared)
-        raise
-    return _conclude(prepared, received, answer)
+    return _conclude(prepared, pools.loop_thread().run(_send(prepared)), answer)
 
 
 async def acall(
@@ -136,11 +131,6 @@ async def events(node_id: str, after: int) -> AsyncIterator[Event]:
 async def close(node_id: str | None = None) -> None:
     """Close this loop's connections to a node (streams too), or to all nodes."""
     await pools.of_running_loop().close(node_id)
-
-
-def close_in_process(node_id: str | None = None) -> None:
-    """`close` for connections of the synchronous face."""
-    pools.loop_thread().run(close(node_id))
 
 
 async def in_thread(work: Callable[[], R]) -> R:

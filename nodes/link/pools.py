@@ -76,11 +76,6 @@ class Pools:
             await known[1].close()
         return session
 
-    def is_current(self, endpoint: Endpoint) -> bool:
-        """Whether `endpoint` is the one whose connections are open."""
-        known = self._open.get(endpoint.node_id)
-        return known is not None and known[0] == endpoint
-
     async def close(self, node_id: str | None = None) -> None:
         """Close the connections to one node, streams too, or to all."""
         for key in [node_id] if node_id is not None else list(self._open):

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 import structlog
+from cryptography import x509
 from django.db import IntegrityError, transaction
 
 from agent.wire.base import ENROLL_SERVER_NAME
@@ -39,15 +40,23 @@ _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-
 def ensure() -> MasterIdentity:
     """The master's identity, made with the CA in one transaction when there is none; safe to call from every process.
 
-    Also renews the master's own certificates in time (the keys, and so the pins, stay), follows changed host names,
-    and binds the instance id to this installation (see `nodes.fencing.bind_instance`).
+    Also renews the master's own certificates in time (the keys, and so the pins, stay) and binds the instance id to
+    this installation (see `nodes.fencing.bind_instance`).
     """
     if not MasterIdentity.objects.exists():
         _create()
     row = store.master()
-    _renew(row)
-    fencing.bind_instance()
-    return store.master()
+    changed = _renew(row, hosts_of(from_pem(row.enroll_cert_pem)))
+    return store.master() if fencing.bind_instance() or changed else row
+
+
+def ensure_for_listener() -> MasterIdentity:
+    """`ensure`, and the enroll certificate carries every host name and address of this machine.
+
+    For the process that listens: on several hosts the others' addresses mean nothing to a joining node.
+    """
+    row = ensure()
+    return store.master() if _renew(row, frozenset(enroll_hosts())) else row
 
 
 def ca_hashes() -> tuple[str, ...]:
@@ -100,23 +109,25 @@ def _create() -> None:
     log.info("made the fleet's certificate authority", sha256=fingerprint(issuer.cert))
 
 
-def _renew(row: MasterIdentity) -> None:
+def _renew(row: MasterIdentity, hosts: frozenset[str]) -> bool:
     now = clock.now()
     client, enroll = from_pem(row.client_cert_pem), from_pem(row.enroll_cert_pem)
-    hosts = enroll_hosts()
     fresh: dict[str, str] = {}
-    if _is_due(client.not_valid_after_utc, now):
+    if _is_due(client, now):
         key = key_from_pem(unseal(bytes(row.client_key_sealed), store.CLIENT_KEY))
         fresh["client_cert_pem"] = to_pem(issue_master_client(store.issuer(), key.public_key(), now))
-    if _is_due(enroll.not_valid_after_utc, now) or not hosts_of(enroll).issuperset(hosts):
+    if _is_due(enroll, now) or not hosts_of(enroll).issuperset(hosts):
         key = key_from_pem(unseal(bytes(row.enroll_key_sealed), store.ENROLL_KEY))
-        fresh["enroll_cert_pem"] = to_pem(issue_enroll(store.issuer(), key.public_key(), hosts, now))
+        fresh["enroll_cert_pem"] = to_pem(issue_enroll(store.issuer(), key.public_key(), sorted(hosts), now))
     if not fresh:
-        return
+        return False
     same = {column: getattr(row, column) for column in fresh}
     if MasterIdentity.objects.filter(pk=row.pk, **same).update(**fresh, updated_at=now):
         log.info("renewed certificates of the master", which=sorted(fresh))
+    return True
 
 
-def _is_due(not_after: datetime, now: datetime) -> bool:
-    return not_after - now < RENEW_BEFORE
+def _is_due(cert: x509.Certificate, now: datetime) -> bool:
+    """Whether a fresh certificate would help: none outlives the authority that signs it."""
+    end = cert.not_valid_after_utc
+    return end - now < RENEW_BEFORE and max(end, now) < from_pem(store.trust().bundle[0]).not_valid_after_utc

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mirbad.kernel import clock
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.seal import seal, unseal
 from nodes.models import Authority, MasterIdentity
@@ -28,11 +29,19 @@ def seal_key(pem: bytes, purpose: str) -> bytes:
 
 
 def issuer() -> Issuer:
-    """The CA that signs now. Raises Unavailable before `authority.ensure`, SealBroken under another secret key."""
+    """The CA that signs now.
+
+    Raises Unavailable before `authority.ensure` and after the CA expired, SealBroken under another secret key.
+    """
     row = Authority.objects.filter(slot=Authority.CURRENT).first()
     if row is None or row.key_sealed is None:
         raise Unavailable("The fleet has no certificate authority yet. Start the master once, then try again.")
-    return Issuer(from_pem(row.cert_pem), key_from_pem(unseal(bytes(row.key_sealed), CA_KEY)))
+    cert = from_pem(row.cert_pem)
+    if cert.not_valid_after_utc <= clock.now():
+        raise Unavailable(
+            f"The fleet's certificate authority expired on {cert.not_valid_after_utc:%Y-%m-%d}; it signs nothing more."
+        )
+    return Issuer(cert, key_from_pem(unseal(bytes(row.key_sealed), CA_KEY)))
 
 
 def trust() -> Trust:

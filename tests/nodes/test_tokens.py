@@ -1,0 +1,165 @@
+"""Tokens: shown once, kept as a digest, bound to node and purpose, gone in time."""
+
+from datetime import timedelta
+
+import pytest
+import time_machine
+
+from audit.models import AuditLine
+from mirbad.kernel import clock
+from mirbad.kernel.actor import CONFIG
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
+from nodes import fencing, registry
+from nodes.enrollment import tokens
+from nodes.errors import MasterFenced, NodeRevoked
+from nodes.models import JoinToken, TokenAttempt
+from tests.nodes.parts import OPERATOR, PEER, approved, enrolled
+
+pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]
+
+
+def test_a_join_command_holds_everything_but_the_token():
+    made = tokens.create("pc-1", actor=OPERATOR, display_name=" Kitchen ", ttl=timedelta(minutes=10))
+    command = made.commands["linux"]
+    assert made.purpose == "join"
+    assert f"--ca-hash {made.ca_hash}" in command
+    assert f"--enroll-url {made.enroll_url}" in command
+    assert "--node-id pc-1" in command
+    assert made.token not in command
+    assert made.token not in repr(made)
+    assert abs(made.expires_at - clock.now() - timedelta(minutes=10)) < timedelta(seconds=5)
+
+
+def test_only_a_digest_of_the_secret_is_kept():
+    made = tokens.create("pc-1", actor=OPERATOR)
+    token_id, secret = made.token.split(".")
+    row = JoinToken.objects.get(pk=token_id)
+    assert len(secret) == 43
+    assert secret not in str(vars(row))
+    assert row.digest == tokens.digest_of(secret)
+
+
+@pytest.mark.parametrize("node_id", ["", "Pc", "-pc", "a" * 41, "join-tokens", "a_b", "pc/1", "é"])
+def test_a_node_id_that_breaks_the_rules_is_refused(node_id):
+    with pytest.raises(InvalidRequest) as caught:
+        tokens.create(node_id, actor=OPERATOR)
+    assert caught.value.problems[0]["field"] == "nodeId"
+
+
+@pytest.mark.parametrize("minutes", [9, 24 * 60 + 1, 0, -5])
+def test_a_lifetime_outside_ten_minutes_to_a_day_is_refused(minutes):
+    with pytest.raises(InvalidRequest, match="10 minutes"):
+        tokens.create("pc-1", actor=OPERATOR, ttl=timedelta(minutes=minutes))
+
+
+def test_a_display_name_that_is_too_long_or_cannot_be_printed_is_refused():
+    for name in ("x" * 101, "a\x00b", "a\nb"):
+        with pytest.raises(InvalidRequest):
+            tokens.create("pc-1", actor=OPERATOR, display_name=name)
+
+
+def test_a_name_in_use_gets_no_join_token():
+    approved("pc-1")
+    enrolled("pc-2")
+    registry.revoke(approved("pc-3").node_id, OPERATOR)
+    with pytest.raises(Conflict, match="rekey"):
+        tokens.create("pc-1", actor=OPERATOR)
+    with pytest.raises(Conflict, match="waits for approval"):
+        tokens.create("pc-2", actor=OPERATOR)
+    with pytest.raises(NodeRevoked):
+        tokens.create("pc-3", actor=OPERATOR)
+
+
+def test_a_rekey_token_needs_a_node_with_a_key():
+    machine = approved("pc-1")
+    enrolled("pc-2")
+    with pytest.raises(NotFound):
+        tokens.create("pc-9", actor=OPERATOR, purpose="rekey")
+    command = tokens.create("pc-1", actor=OPERATOR, purpose="rekey").commands["linux"]
+    assert f"--rekey --node-uid {machine.node.uid}" in command
+    assert tokens.create("pc-2", actor=OPERATOR, purpose="rekey").purpose == "rekey"
+    registry.revoke("pc-1", OPERATOR)
+    with pytest.raises(NodeRevoked):
+        tokens.create("pc-1", actor=OPERATOR, purpose="rekey")
+
+
+def test_only_the_master_itself_makes_a_bootstrap_token_and_for_its_own_node():
+    with pytest.raises(InvalidRequest):
+        tokens.create("local", actor=OPERATOR, purpose="bootstrap")
+    with pytest.raises(InvalidRequest):
+        tokens.create("pc-1", actor=CONFIG, purpose="bootstrap")
+    with pytest.raises(InvalidRequest):
+        tokens.create("pc-1", actor=CONFIG, purpose="anything")
+    assert tokens.create("local", actor=CONFIG, purpose="bootstrap").purpose == "bootstrap"
+
+
+def test_a_fenced_master_makes_no_token():
+    fencing.fence("Another master commands.")
+    with pytest.raises(MasterFenced, match="Another master"):
+        tokens.create("pc-1", actor=OPERATOR)
+
+
+def test_withdrawing_expires_what_is_unused_and_says_how_many():
+    first = tokens.create("pc-1", actor=OPERATOR)
+    tokens.create("pc-1", actor=OPERATOR)
+    other = tokens.create("pc-2", actor=OPERATOR)
+    assert tokens.withdraw("pc-1", OPERATOR) == 2
+    assert tokens.withdraw("pc-1", OPERATOR) == 0
+    assert JoinToken.objects.get(pk=first.token.split(".")[0]).expires_at <= clock.now()
+    assert [row.pk for row in tokens.open_tokens("pc-2")] == [other.token.split(".")[0]]
+
+
+def test_old_tokens_and_attempts_are_pruned_when_one_is_made():
+    old = tokens.create("pc-1", actor=OPERATOR)
+    tokens.count_wrong(old.token.split(".")[0], PEER)
+    recent = tokens.create("pc-2", actor=OPERATOR, ttl=timedelta(hours=24))
+    TokenAttempt.objects.update(last_at=clock.now() - timedelta(hours=25))
+    kept = settings().join_token_retention
+    JoinToken.objects.filter(pk=old.token.split(".")[0]).update(expires_at=clock.now() - kept - timedelta(minutes=1))
+    tokens.create("pc-3", actor=OPERATOR)
+    assert set(JoinToken.objects.values_list("node_id_text", flat=True)) == {"pc-2", "pc-3"}
+    assert not TokenAttempt.objects.exists()
+    assert recent.purpose == "join"
+
+
+def test_a_retention_of_zero_keeps_tokens_for_ever(monkeypatch):
+    made = tokens.create("pc-1", actor=OPERATOR)
+    monkeypatch.setattr(
+        tokens, "settings", lambda: settings().model_copy(update={"join_token_retention": timedelta(0)})
+    )
+    with time_machine.travel(clock.now() + timedelta(days=4000)):
+        tokens.create("pc-2", actor=OPERATOR)
+    assert JoinToken.objects.filter(pk=made.token.split(".")[0]).exists()
+
+
+def test_making_and_withdrawing_are_audited_without_the_token():
+    made = tokens.create("pc-1", actor=OPERATOR)
+    tokens.withdraw("pc-1", OPERATOR)
+    lines = list(AuditLine.objects.filter(action="node.join-token").order_by("id"))
+    assert [(line.actor, line.target) for line in lines] == [(OPERATOR.name, "join"), (OPERATOR.name, "withdraw")]
+    assert made.token.split(".")[1] not in str([vars(line) for line in lines])
+
+
+@pytest.mark.parametrize(
+    ("request_host", "url"),
+    [
+        ("", "https://master.lan:8443"),
+        ("master.lan", "https://master.lan:8443"),
+        ("MASTER.lan:8080", "https://master.lan:8443"),
+        ("192.0.2.7:8080", "https://192.0.2.7:8443"),
+        ("127.0.0.1:8080", "https://127.0.0.1:8443"),
+        ("[::1]:8080", "https://[::1]:8443"),
+        ("evil.example", "https://master.lan:8443"),
+    ],
+)
+def test_the_enroll_url_names_only_listed_hosts(monkeypatch, request_host, url):
+    listed = settings().model_copy(update={"hosts": ("master.lan", "192.0.2.7")})
+    monkeypatch.setattr(tokens, "settings", lambda: listed)
+    assert tokens.enroll_url_for(request_host) == url
+
+
+def test_an_enroll_url_that_is_set_wins(monkeypatch):
+    listed = settings().model_copy(update={"enroll_url": "https://door.example:9999/"})
+    monkeypatch.setattr(tokens, "settings", lambda: listed)
+    assert tokens.enroll_url_for("127.0.0.1") == "https://door.example:9999"
