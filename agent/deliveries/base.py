@@ -64,6 +64,15 @@ class Seen:
     out_of_memory: bool = False
 
 
+@dataclass(frozen=True)
+class Found:
+    """An engine of this node without a record: where it is, the record it carries, its environment."""
+
+    handle: Handle
+    record: str
+    env: Mapping[str, str]
+
+
 class DeliveryFailed(Exception):
     """An engine could not be started or stopped; the text is a sentence that says what to do.
 
@@ -82,6 +91,15 @@ Progress = Callable[[PullProgress], None]
 class EngineDelivery(Protocol):
     """One way to run engines. Every method may be called from the event loop; none blocks it."""
 
+    @property
+    def reads_log_again(self) -> bool:
+        """Whether `follow` writes the log anew from its first line."""
+        ...
+
+    async def problem(self) -> str | None:
+        """Why nothing can be run this way now, in words; None when it can."""
+        ...
+
     async def prepare(self, order: Order, progress: Progress) -> None:
         """What can take long before the start (pulling an image). May be cancelled. DeliveryFailed."""
         ...
@@ -91,7 +109,14 @@ class EngineDelivery(Protocol):
         ...
 
     async def recover(self, launch_id: str, handle: Handle | None) -> Handle | None:
-        """The engine of `launch_id` if it still runs, whether or not its start was recorded."""
+        """The engine of `launch_id`, whether or not its start was recorded: running, or ended where that can be seen.
+
+        DeliveryFailed when that cannot be told now.
+        """
+        ...
+
+    async def others(self, known: frozenset[str]) -> tuple[Found, ...]:
+        """Running engines of this node whose launch is not among `known`. DeliveryFailed when it cannot be told."""
         ...
 
     async def seen(self, handle: Handle) -> Seen:

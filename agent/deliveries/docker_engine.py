@@ -1,6 +1,8 @@
 """The Docker Engine of this machine: reaching it, and what it can do."""
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 
 import docker
@@ -9,6 +11,7 @@ import requests
 
 TIMEOUT_SECONDS = 30
 _LOOK_SECONDS = 4
+_USUAL = "unix:///var/run/docker.sock"
 
 NO_TOOLKIT = (
     "Docker on this node cannot give GPUs to containers: install the NVIDIA Container Toolkit and restart Docker."
@@ -25,7 +28,13 @@ class EngineState:
 
 
 def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> docker.DockerClient:
-    """A client that speaks the newest API version both sides know. DockerException when it is not reached; blocking."""
+    """A client that speaks the newest API version both sides know. DockerException, OSError when not reached; blocking."""
+    address = docker_host or os.environ.get("DOCKER_HOST") or _USUAL
+    if address.startswith("unix://"):
+        # the library leaves its socket open when nobody answers, and it asks often
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(timeout_seconds)
+            probe.connect(address.removeprefix("unix://"))
     if docker_host:
         return docker.DockerClient(base_url=docker_host, version="auto", timeout=timeout_seconds)
     return docker.from_env(version="auto", timeout=timeout_seconds)

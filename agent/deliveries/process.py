@@ -10,7 +10,16 @@ from pathlib import Path
 import psutil
 
 from agent import clock
-from agent.deliveries.base import INSTANCE_VARIABLE, LAUNCH_VARIABLE, DeliveryFailed, Handle, Order, Progress, Seen
+from agent.deliveries.base import (
+    INSTANCE_VARIABLE,
+    LAUNCH_VARIABLE,
+    DeliveryFailed,
+    Found,
+    Handle,
+    Order,
+    Progress,
+    Seen,
+)
 
 _PROC = Path("/proc")
 _INHERITED = (
@@ -94,8 +103,14 @@ def _signal(members: list[_Stat], number: signal.Signals) -> None:
 class ProcessDelivery:
     """Starts, finds and ends engine processes."""
 
+    reads_log_again = False
+
     def __init__(self) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def problem(self) -> str | None:
+        """Processes can always be run."""
+        return None
 
     async def prepare(self, order: Order, progress: Progress) -> None:
         """Nothing takes long here."""
@@ -136,6 +151,10 @@ class ProcessDelivery:
     async def recover(self, launch_id: str, handle: Handle | None) -> Handle | None:
         """By pid, start time and boot when the start was recorded, else by the mark in the environment."""
         return await asyncio.to_thread(self._find, launch_id, handle)
+
+    async def others(self, known: frozenset[str]) -> tuple[Found, ...]:
+        """A process carries no record: without one it is not taken up, and not ended either."""
+        return ()
 
     def _find(self, launch_id: str, handle: Handle | None) -> Handle | None:
         if handle is not None and self._is_alive(handle):

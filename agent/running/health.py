@@ -38,9 +38,12 @@ class Prober:
                 f"http://{host}:{port}{path}", headers=headers, allow_redirects=False
             ) as answer:
                 return judge(answer.status, await answer.content.read(_BODY_LIMIT))
-        except aiohttp.ClientConnectorError:
+        except TimeoutError:
+            return Beat.LOADING
+        except (aiohttp.ClientConnectionError, ConnectionError):
+            # a proxy in front of a container accepts and hangs up while nothing listens inside
             return Beat.SILENT
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError):
             return Beat.LOADING
 
     async def close(self) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from agent.admission import Starts
 from agent.config import AgentConfig
-from agent.deliveries.base import EngineDelivery
+from agent.deliveries import images
+from agent.deliveries.base import DeliveryFailed, EngineDelivery
+from agent.deliveries.docker import DockerDelivery
 from agent.deliveries.process import ProcessDelivery
 from agent.errors import AgentError
 from agent.running import recovery, room
@@ -61,7 +63,7 @@ class Instances:
             fleet=fleet,
             node=node,
             records=Records(config.state_dir),
-            deliveries=deliveries if deliveries is not None else {Delivery.PROCESS: ProcessDelivery()},
+            deliveries=deliveries if deliveries is not None else _deliveries(config, fleet, node),
             starts=Starts(config.max_concurrent_starts),
             changed=changed,
         )
@@ -75,6 +77,23 @@ class Instances:
             keeper = self._keeper(record)
             self._keepers[record.instance_id] = keeper
             await recovery.take_up(keeper)
+        await self._take_up_strays()
+
+    async def _take_up_strays(self) -> None:
+        """Engines of this node whose records were lost."""
+        known = frozenset(keeper.record.launch_id for keeper in self._keepers.values())
+        for delivery in self._yard.deliveries.values():
+            try:
+                found = await delivery.others(known)
+            except DeliveryFailed as error:
+                _log.info("no look for engines without a record: %s", error)
+                continue
+            for one in found:
+                record = recovery.record_of(one)
+                if record is not None and record.instance_id not in self._keepers:
+                    keeper = self._keepers[record.instance_id] = self._keeper(record)
+                    await self._yard.records.save(record)
+                    await recovery.take_up(keeper)
 
     async def _look_at_gpus(self) -> None:
         try:
@@ -98,7 +117,7 @@ class Instances:
         if (known := self._known(instance_id, operation_id)) is not None:
             return known
         runtime, config = RUNTIMES[spec.runtime], self._yard.config
-        self._require_available(spec)
+        await self._require_available(spec)
         source = await asyncio.to_thread(runtime.prepare, spec, config)
         await room.require_gpus(self._yard, spec)
         async with self._door:
@@ -136,8 +155,9 @@ class Instances:
             )
         return None
 
-    def _require_available(self, spec: LaunchSpec) -> None:
-        if spec.delivery not in self._yard.deliveries:
+    async def _require_available(self, spec: LaunchSpec) -> None:
+        delivery = self._yard.deliveries.get(spec.delivery)
+        if delivery is None:
             raise AgentError(AgentCode.RUNTIME_UNAVAILABLE, f"This node cannot run engines as a {spec.delivery}.")
         availability = RUNTIMES[spec.runtime].availability(self._yard.config, spec.delivery)
         if not availability.available:
@@ -145,6 +165,10 @@ class Instances:
                 AgentCode.RUNTIME_UNAVAILABLE,
                 availability.problem or f"This node cannot run {spec.runtime} as a {spec.delivery}.",
             )
+        if spec.delivery is Delivery.CONTAINER:
+            images.admitted(self._yard.config, spec.image, spec.image_digest)
+        if (problem := await delivery.problem()) is not None:
+            raise AgentError(AgentCode.RUNTIME_UNAVAILABLE, problem)
 
     async def stop(self, instance_id: str, grace_seconds: float) -> InstanceView:
         """Ask an engine to end, and return at once. AgentError NOT_FOUND."""
@@ -209,3 +233,11 @@ class Instances:
         if keeper is None:
             raise AgentError(AgentCode.NOT_FOUND, f"This node has no instance {instance_id}.")
         return keeper
+
+
+def _deliveries(config: AgentConfig, fleet: str, node: str) -> Mapping[Delivery, EngineDelivery]:
+    """Every way in which this machine may run engines."""
+    return {
+        Delivery.PROCESS: ProcessDelivery(),
+        Delivery.CONTAINER: DockerDelivery(config.docker_host, fleet, node),
+    }

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent import clock
@@ -76,6 +77,20 @@ class Keeper:
     def begin(self) -> None:
         """Start working: from the beginning, or from where the record stands."""
         self._task = asyncio.create_task(self._work(), name=f"instance {self.record.instance_id}")
+
+    def later(self, take_up: Callable[["Keeper"], Awaitable[None]]) -> None:
+        """Try again to find out what became of it, while its container engine does not answer."""
+
+        async def again() -> None:
+            await self._set(
+                state=InstanceState.UNHEALTHY if self.record.ready_at else self.record.state,
+                reason="The agent cannot tell whether the engine runs: Docker does not answer on this node.",
+                reason_code="runtime_unavailable",
+            )
+            await asyncio.sleep(self.yard.pace.finding)
+            await take_up(self)
+
+        self._task = asyncio.create_task(again(), name=f"find {self.record.instance_id}")
 
     def adopt(self) -> None:
         """Take up an engine that runs: watch it, or go on ending it."""
@@ -197,7 +212,7 @@ class Keeper:
         """Look at its health until it is ready. Ended when it dies or takes too long."""
         record, runtime = self.record, RUNTIMES[self.record.spec.runtime]
         handle = self._handle()
-        self._follow_log(handle)
+        await self._follow_log(handle)
         begun = record.spawned_monotonic or clock.monotonic()
         while True:
             await self._must_run(handle)
@@ -231,7 +246,7 @@ class Keeper:
         """Until it dies: health, memory, length of its log."""
         record, runtime, pace = self.record, RUNTIMES[self.record.spec.runtime], self.yard.pace
         handle = self._handle()
-        self._follow_log(handle)
+        await self._follow_log(handle)
         failures, measured = 0, 0.0
         while True:
             await self._must_run(handle)
@@ -339,8 +354,10 @@ class Keeper:
             raise Ended("internal", "The agent lost track of this engine.")
         return self.record.handle
 
-    def _follow_log(self, handle: Handle) -> None:
+    async def _follow_log(self, handle: Handle) -> None:
         if self._follow is None or self._follow.done():
+            if self.delivery.reads_log_again and self.record.log_base:
+                await self._set(log_base=0)
             self._follow = asyncio.create_task(self.delivery.follow(handle, self.log.path))
 
     async def _end_follow(self) -> None:

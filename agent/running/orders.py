@@ -1,6 +1,8 @@
 """From a launch to an order for a delivery: seat, command, environment."""
 
+import json
 import os
+from typing import Any
 
 import psutil
 
@@ -40,6 +42,7 @@ def _process_gpu_env(gpus: tuple[str, ...] | None) -> dict[str, str]:
 
 def _labels(record: Record, yard: Yard) -> dict[str, str]:
     return {
+        "mirbad.record": json.dumps(_portable(record), separators=(",", ":")),
         "mirbad.fleet": yard.fleet,
         "mirbad.node": yard.node,
         "mirbad.instance": record.instance_id,
@@ -47,6 +50,17 @@ def _labels(record: Record, yard: Yard) -> dict[str, str]:
         "mirbad.generation": str(record.spec.generation),
         "mirbad.operation": record.operation_id,
         "mirbad.launch": record.launch_id,
+    }
+
+
+def _portable(record: Record) -> dict[str, Any]:
+    """What a container carries of its record, so that it can be taken up when the state folder was lost; no secrets."""
+    spec = record.spec.model_copy(update={"secret_env": {}})
+    return {
+        "instance_id": record.instance_id,
+        "operation_id": record.operation_id,
+        "port": record.port,
+        "spec": spec.model_dump(mode="json"),
     }
 
 

@@ -1,14 +1,21 @@
 """After a start of the agent: from a record on disk to what really runs."""
 
+import json
 import logging
 
+from pydantic import ValidationError
+
 from agent import clock
+from agent.deliveries.base import DeliveryFailed, Found
 from agent.running.keeper import Ended, Keeper
+from agent.running.record import Record
+from agent.runtimes import RUNTIMES
 from agent.wire.instances import InstanceState
 
 _log = logging.getLogger("mirbad.agent.instances")
 
 _MAX_ATTEMPTS = 3
+_RESTARTED = "The machine was restarted while the engine ran."
 
 
 async def take_up(keeper: Keeper) -> None:
@@ -26,9 +33,19 @@ async def take_up(keeper: Keeper) -> None:
     if delivery is None:
         await keeper.finish(Ended("lost", f"This node no longer runs engines as a {record.spec.delivery}."))
         return
-    handle = await delivery.recover(record.launch_id, record.handle) if record.launch_id else None
+    try:
+        handle = await delivery.recover(record.launch_id, record.handle) if record.launch_id else None
+    except DeliveryFailed as error:
+        _log.warning("instance %s: not found yet: %s", record.instance_id, error)
+        keeper.later(take_up)
+        return
+    other_boot = bool(record.boot_id) and record.boot_id != clock.boot_id()
     if handle is not None:
         record.handle = handle
+        seen = await delivery.seen(handle)
+        if not seen.running and other_boot and not record.stop_requested:
+            await keeper.finish(Ended("lost", _RESTARTED, seen))
+            return
         _log.info("instance %s: adopted (%s)", record.instance_id, handle.container_id or handle.pid)
         keeper.adopt()
     elif record.stop_requested:
@@ -38,8 +55,8 @@ async def take_up(keeper: Keeper) -> None:
         record.spawning, record.launch_id = False, ""
         record.state = InstanceState.PREPARING
         keeper.begin()
-    elif record.boot_id and record.boot_id != clock.boot_id():
-        await keeper.finish(Ended("lost", "The machine was restarted while the engine ran."))
+    elif other_boot:
+        await keeper.finish(Ended("lost", _RESTARTED))
     else:
         await keeper.finish(Ended("engine_exited", "The engine ended while the agent was not running."))
 
@@ -47,3 +64,16 @@ async def take_up(keeper: Keeper) -> None:
 def _has_written(keeper: Keeper) -> bool:
     """Whether an engine of this launch came so far as to write a line: then it ran, and ended by itself."""
     return keeper.record.spawning and keeper.log.size() > 0
+
+
+def record_of(found: Found) -> Record | None:
+    """A record for an engine whose own was lost, from what its container carries; None when that cannot be read."""
+    try:
+        record = Record.model_validate({**json.loads(found.record), "api_key": ""})
+    except (ValueError, TypeError, ValidationError):
+        _log.exception("a container of this node carries no readable record: %s", found.handle.container_id)
+        return None
+    record.api_key = found.env.get(RUNTIMES[record.spec.runtime].key_variable, "")
+    record.launch_id, record.handle, record.boot_id = found.handle.launch_id, found.handle, found.handle.boot_id
+    record.state, record.spawning = InstanceState.LOADING, True
+    return record

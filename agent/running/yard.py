@@ -20,6 +20,7 @@ class Pace:
     starting: float = 0.25
     watching: float = 2.0
     memory: float = 10.0
+    finding: float = 3.0
     failures: int = 3
 
 

@@ -69,6 +69,11 @@ class EngineRuntime(Protocol):
         ...
 
     @property
+    def key_variable(self) -> str:
+        """The environment variable that carries the engine's key."""
+        ...
+
+    @property
     def container_port(self) -> int:
         """The port on which it listens inside a container."""
         ...

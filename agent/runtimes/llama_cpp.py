@@ -38,6 +38,7 @@ class LlamaCpp:
 
     name = Runtime.LLAMA_CPP
     health_path = "/health"
+    key_variable = "LLAMA_API_KEY"
     container_port = 8080
 
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:

@@ -18,6 +18,7 @@ class Sim:
 
     name = Runtime.SIM
     health_path = "/health"
+    key_variable = "SIM_API_KEY"
     container_port = 8000
 
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:

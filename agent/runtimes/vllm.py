@@ -33,6 +33,7 @@ class Vllm:
 
     name = Runtime.VLLM
     health_path = "/health"
+    key_variable = "VLLM_API_KEY"
     container_port = 8000
 
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:
