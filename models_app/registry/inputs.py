@@ -204,7 +204,7 @@ _CODES = {"missing": "required", "extra_forbidden": "unknown_field"}
 
 def _told(item: ErrorDetails) -> dict[str, str]:
     context = item.get("ctx", {})
-    field = ".".join(to_camel(str(part)) for part in item["loc"] if part != "[key]")
+    field = ".".join(str(part) for part in item["loc"] if part != "[key]")
     code = str(context["rule"]) if item["type"] == "mirbad_rule" else _CODES.get(item["type"], "invalid")
     message = item["msg"] if item["type"] == "mirbad_rule" or not field else f"{field}: {item['msg']}"
     problem = {"code": code, "message": message}

@@ -12,6 +12,7 @@ from mirbad.kernel.conf import settings
 from mirbad.kernel.seal import seal, unseal
 from models_app.errors import ImageMissing
 from models_app.models import ModelDefinition, Placement
+from models_app.states import READY, STARTING, UNHEALTHY
 from nodes.models import Node
 
 
@@ -74,6 +75,14 @@ def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str
         "hostBudget": model.host_memory_budget_bytes,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def restart_needed(model: ModelDefinition, placement: Placement | None, node: Node | None) -> bool:
+    """Whether what runs was started with another configuration than the one that stands now."""
+    if placement is None or node is None or placement.observed not in (READY, STARTING, UNHEALTHY):
+        return False
+    running = placement.observed_config_hash
+    return bool(running) and running != config_hash(model, placement, node)
 
 
 def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> LaunchSpec:

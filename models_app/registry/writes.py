@@ -42,7 +42,7 @@ def create(data: ModelInput, actor: Actor) -> ModelDefinition:
 
     Raises NameTaken, InvalidRequest, PlacementRequired, PlacementInvalid.
     """
-    with transaction.atomic():
+    with audit_log.refusals_recorded("model.create", actor, model_id=data.id), transaction.atomic():
         routing.bump()
         _require_names_free(data)
         model = ModelDefinition(pk=data.id)
@@ -63,10 +63,10 @@ def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
 
     Raises NotFound, InvalidRequest, NameTaken, UseMove, UseUnplace, PlacementChanged, PlacementInvalid, ModelBusy.
     """
-    if data.id != model_id:
-        problem = {"code": "id_fixed", "message": "The id of a model never changes.", "field": "id"}
-        raise InvalidRequest(problem["message"], problems=[problem])
-    with transaction.atomic():
+    with audit_log.refusals_recorded("model.update", actor, model_id=model_id), transaction.atomic():
+        if data.id != model_id:
+            problem = {"code": "id_fixed", "message": "The id of a model never changes.", "field": "id"}
+            raise InvalidRequest(problem["message"], problems=[problem])
         routing.bump()
         model = _locked(model_id)
         _require_names_free(data)
@@ -82,7 +82,7 @@ def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
 
 def delete(model_id: str, actor: Actor) -> None:
     """Delete a model that runs nowhere and that nobody holds. Raises NotFound, ModelBusy, ModelPlaced."""
-    with transaction.atomic():
+    with audit_log.refusals_recorded("model.delete", actor, model_id=model_id), transaction.atomic():
         routing.bump()
         model = _locked(model_id)
         holds.require_free(model_id)
