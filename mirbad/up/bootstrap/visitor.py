@@ -11,6 +11,10 @@ from mirbad.kernel.conf import settings
 class Refused(Exception):
     """``/v1`` answered with something else than a stream; the text is what it said."""
 
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(f"{status}: {words}")
+        self.status = status
+
 
 def _connection(timeout_seconds: float) -> http.client.HTTPConnection:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings().bind, settings().bind)  # noqa: S104  compared, not bound
@@ -44,7 +48,7 @@ def stream_chat(model: str, key: str, text: str, timeout_seconds: float) -> Iter
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            raise Refused(_words(answer.status, answer.read(4096)))
+            raise Refused(answer.status, _words(answer.read(4096)))
         yield from _deltas(answer)
     finally:
         connection.close()
@@ -59,14 +63,14 @@ def _deltas(answer: http.client.HTTPResponse) -> Iterator[str]:
             return
         event: dict[str, Any] = json.loads(data)
         if "error" in event:
-            raise Refused(str(event["error"].get("message", event["error"])))
+            raise Refused(answer.status, str(event["error"].get("message", event["error"])))
         for choice in event.get("choices", []):
             if text := choice.get("delta", {}).get("content"):
                 yield str(text)
 
 
-def _words(status: int, body: bytes) -> str:
+def _words(body: bytes) -> str:
     try:
-        return f"{status}: {json.loads(body)['error']['message']}"
+        return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"{status}"
+        return body[:200].decode(errors="replace")
