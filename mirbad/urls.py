@@ -5,21 +5,21 @@ from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from mirbad import health, home
-from mirbad.accounts.login import Login, Logout
+from mirbad.accounts.login import Login, Logout, from_admin
+from mirbad.accounts.permissions import require_role
 from mirbad.api import errorpages
+from mirbad.kernel.roles import VIEWER
 
 handler400 = errorpages.bad_request
 handler403 = errorpages.forbidden
 handler404 = errorpages.not_found
 handler500 = errorpages.fault
 
+_docs = SpectacularSwaggerSplitView.as_view(url_name="api-schema", template_name="api/docs.html")
+
 api: list[URLPattern | URLResolver] = [
     path("schema", SpectacularAPIView.as_view(), name="api-schema"),
-    path(
-        "docs",
-        SpectacularSwaggerSplitView.as_view(url_name="api-schema", template_name="api/docs.html"),
-        name="api-docs",
-    ),
+    path("docs", require_role(VIEWER)(_docs), name="api-docs"),
     path("", include("mirbad.accounts.api.urls")),
     path("", include("audit.api.urls")),
     path("", include("nodes.api.urls")),
@@ -35,7 +35,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("login", Login.as_view(), name="login"),
     path("logout", Logout.as_view(), name="logout"),
     path("api/", include(api)),
-    path("admin/login/", Login.as_view()),
+    path("admin/login/", from_admin),
     path("admin/", admin.site.urls),
     path("", home.overview, name="home"),
     path("", include("audit.pages.urls")),

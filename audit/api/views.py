@@ -13,7 +13,7 @@ from rest_framework.views import APIView
 
 from audit import queries
 from audit.api.serializers import AuditPageSerializer
-from mirbad.api.pagination import whole_number
+from mirbad.api.parameters import identity, whole_number
 from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.roles import OWNER, VIEWER
 
@@ -44,7 +44,7 @@ class AuditLines(APIView):
         count = whole_number(request, "max", queries.DEFAULT_MAX, lowest=1, highest=queries.MAX)
         before = whole_number(request, "before", 0, lowest=1, highest=_MAX_ID)
         found = queries.lines(
-            node_id=_name(request, "nodeId"), model_id=_name(request, "modelId"), since=_since(request)
+            node_id=identity(request, "nodeId"), model_id=identity(request, "modelId"), since=_since(request)
         )
         if before:
             found = found.filter(id__lt=before)
@@ -55,13 +55,6 @@ class AuditLines(APIView):
             older = replace_query_param(request.build_absolute_uri(), "before", str(lines[-1].pk))
         items: list[dict[str, Any]] = [{"id": line.pk, **queries.document(line)} for line in lines]
         return Response({"items": items, "next": older}, headers={"Cache-Control": "no-store"})
-
-
-def _name(request: Request, parameter: str) -> str:
-    text = request.query_params.get(parameter, "")
-    if "\0" in text or not text.isprintable():
-        raise InvalidRequest(f"{parameter} holds characters that no id has.")
-    return text
 
 
 def _since(request: Request) -> datetime | None:

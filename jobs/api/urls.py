@@ -1,5 +1,18 @@
-"""Routes of `/api` in this app."""
+"""Routes of `/api` in this app: all that one of its methods needs from operations."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from jobs.api import views
+from mirbad.api import converters
+
+converters.register()
+
+urlpatterns = [
+    path("status", views.Status.as_view(), name="api-status"),
+    path("models/<name:model_id>/start", views.Start.as_view(), name="api-model-start"),
+    path("models/<name:model_id>/stop", views.Stop.as_view(), name="api-model-stop"),
+    path("models/<name:model_id>/restart", views.Restart.as_view(), name="api-model-restart"),
+    path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
+    path("operations", views.Operations.as_view(), name="api-operations"),
+    path("operations/<name:operation_id>", views.OneOperation.as_view(), name="api-operation"),
+]

@@ -4,9 +4,11 @@ from typing import Any
 
 from axes.helpers import get_failure_limit
 from django.contrib.auth.forms import AuthenticationForm
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 
@@ -83,6 +85,13 @@ class Logout(LogoutView):
     """Ends the session; POST only."""
 
     http_method_names = ["post", "options"]
+
+
+def from_admin(request: HttpRequest) -> HttpResponse:
+    """Where the Django admin sends who may not enter: to the one log-in, or to a refusal when signed in already."""
+    if request.user.is_authenticated:
+        raise PermissionDenied("The admin pages are for staff. Ask an owner to make your account one.")
+    return redirect_to_login(request.GET.get("next", reverse("admin:index")))
 
 
 def too_many(request: HttpRequest, *_: Any) -> HttpResponse:

@@ -6,21 +6,10 @@ from rest_framework.pagination import LimitOffsetPagination
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mirbad.kernel.errors import InvalidRequest
+from mirbad.api.parameters import whole_number
 
 MAX_LIMIT = 1000
 MAX_OFFSET = 1_000_000_000
-
-
-def whole_number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    """The query parameter `name` as an integer within bounds. Raises InvalidRequest."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > len(str(highest)) or not lowest <= int(text) <= highest:
-        problem = {"code": "out_of_range", "message": f"Give a whole number, {lowest} to {highest}.", "field": name}
-        raise InvalidRequest(f"{name} must be a whole number from {lowest} to {highest}.", problems=[problem])
-    return int(text)
 
 
 class Page(LimitOffsetPagination):

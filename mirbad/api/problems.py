@@ -8,7 +8,6 @@ from django.core.exceptions import DisallowedHost, PermissionDenied, RequestData
 from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from rest_framework import exceptions
-from rest_framework.response import Response
 
 from mirbad.kernel.errors import InvalidRequest, MirbadError, NotFound, Unavailable
 
@@ -91,30 +90,30 @@ def _headers(error: MirbadError) -> dict[str, str]:
 
 
 def response(error: MirbadError) -> HttpResponse:
-    """`error` as an answer of plain Django (404 of the URL table, CSRF, lock-out)."""
+    """`error` as a whole answer."""
     return JsonResponse(
         body(error), status=_code_and_status(error)[1], content_type=CONTENT_TYPE, headers=_headers(error)
     )
 
 
-def handle(error: Exception, context: Mapping[str, Any]) -> Response | None:
-    """The exception handler of every DRF view; None lets a fault become a 500 with its traceback in the log."""
+def handle(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
+    """The exception handler of every DRF view; None lets a fault become a 500 with its traceback in the log.
+
+    The answer is rendered here: a view whose own renderers print pages or YAML still refuses with problem+json.
+    """
     problem = named(error)
     if problem is None:
         return None
+    status = _code_and_status(problem)[1]
     if isinstance(error, OperationalError):
         log.warning("The database refused a statement", exc_info=error)
-    elif _code_and_status(problem)[1] == 500:
-        log.error("A request failed with %s", _code_and_status(problem)[0], exc_info=error)
-    headers = _headers(problem)
-    if isinstance(error, exceptions.APIException):
-        header = getattr(error, "auth_header", None)
-        if header:
-            headers["WWW-Authenticate"] = header
+    elif status == 500:
+        log.error("A request failed with %s", problem.code, exc_info=error)
+    answer = response(problem)
+    if header := getattr(error, "auth_header", None):
+        answer["WWW-Authenticate"] = header
     if isinstance(error, exceptions.MethodNotAllowed):
-        headers["Allow"] = ", ".join(context["view"].allowed_methods)
-    answer = Response(body(problem), status=_code_and_status(problem)[1], headers=headers)
-    answer.content_type = CONTENT_TYPE
+        answer["Allow"] = ", ".join(context["view"].allowed_methods)
     return answer
 
 

@@ -9,6 +9,7 @@ from mirbad.api.serializers import CamelSerializer
 from models_app import queries
 from models_app.models import ModelDefinition, Placement
 from models_app.models.definition import DELIVERIES, RUNTIMES
+from models_app.registry import restart_needed
 from models_app.states import DESIRED, OBSERVED
 
 _MOST_BYTES = 2**62
@@ -73,6 +74,7 @@ class ModelSerializer(CamelSerializer):
     sources = SourceSerializer(many=True)
     placement = serializers.SerializerMethodField(method_name="placement_of")
     state = serializers.SerializerMethodField(method_name="state_of")
+    restart_needed = serializers.SerializerMethodField(method_name="needs_restart")
     held_by = serializers.SerializerMethodField(method_name="holder_of")
     created_at = serializers.DateTimeField()
     updated_at = serializers.DateTimeField()
@@ -87,6 +89,13 @@ class ModelSerializer(CamelSerializer):
     def state_of(self, model: ModelDefinition) -> Any:
         """The shown state."""
         return StateSerializer(queries.shown_state(queries.placement_of(model))).data
+
+    @extend_schema_field(serializers.BooleanField)
+    def needs_restart(self, model: ModelDefinition) -> bool:
+        """Whether what runs lacks the latest changes. The context brings `nodes`, by id."""
+        placement = queries.placement_of(model)
+        node = self.context["nodes"].get(placement.node_id_text) if placement else None
+        return restart_needed(model, placement, node)
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def holder_of(self, model: ModelDefinition) -> str | None:

@@ -1,6 +1,6 @@
 """``/api/models`` and ``/api/keys``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -10,6 +10,7 @@ from rest_framework.reverse import reverse
 
 from mirbad.accounts.views import AdminView
 from mirbad.api.pagination import Page
+from mirbad.api.parameters import flag
 from mirbad.api.serializers import read
 from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.roles import OPERATOR, VIEWER
@@ -21,12 +22,20 @@ from models_app.api.serializers import (
     ModelSerializer,
     NewKeySerializer,
 )
+from models_app.models import ModelDefinition
+from nodes.models import Node
 
 
 def _parsed(data: Any) -> registry.ModelInput:
     if not isinstance(data, Mapping):
         raise InvalidRequest("The body must be a JSON object.")
     return registry.parse(data)
+
+
+def _printed(models: Sequence[ModelDefinition]) -> list[dict[str, Any]]:
+    wanted = {placement.node_id_text for model in models for placement in model.placements.all()}
+    context = {"nodes": Node.objects.in_bulk(wanted)}
+    return [ModelSerializer(model, context=context).data for model in models]
 
 
 class Models(AdminView):
@@ -41,14 +50,14 @@ class Models(AdminView):
         """All models, by id."""
         pages = Page()
         rows = pages.paginate_queryset(queries.all_models(), request, view=self)
-        return pages.get_paginated_response(ModelSerializer(rows, many=True).data)
+        return pages.get_paginated_response(_printed(rows or []))
 
     @extend_schema(operation_id="models_create", request=ModelInputSerializer, responses={201: ModelSerializer})
     def post(self, request: Request) -> Response:
         """A new model; it is not started."""
         model = registry.create(_parsed(request.data), self.actor)
         location = reverse("api-model", args=[model.pk], request=request)
-        return Response(ModelSerializer(queries.one_model(model.pk)).data, status=201, headers={"Location": location})
+        return Response(_printed([queries.one_model(model.pk)])[0], status=201, headers={"Location": location})
 
 
 class Model(AdminView):
@@ -61,13 +70,13 @@ class Model(AdminView):
     @extend_schema(operation_id="models_read", responses=ModelSerializer)
     def get(self, request: Request, model_id: str) -> Response:
         """The definition, where it stands, and what was seen of it."""
-        return Response(ModelSerializer(queries.one_model(model_id)).data)
+        return Response(_printed([queries.one_model(model_id)])[0])
 
     @extend_schema(operation_id="models_update", request=ModelInputSerializer, responses=ModelSerializer)
     def put(self, request: Request, model_id: str) -> Response:
         """Save a whole definition; what runs keeps its own until it is restarted."""
         registry.update(model_id, _parsed(request.data), self.actor)
-        return Response(ModelSerializer(queries.one_model(model_id)).data)
+        return Response(_printed([queries.one_model(model_id)])[0])
 
     @extend_schema(operation_id="models_delete", responses={204: None})
     def delete(self, request: Request, model_id: str) -> Response:
@@ -91,7 +100,7 @@ class Keys(AdminView):
     def get(self, request: Request) -> Response:
         """All keys, newest first; never their secrets."""
         pages = Page()
-        found = keys.listed(include_revoked=request.query_params.get("includeRevoked") == "true")
+        found = keys.listed(include_revoked=flag(request, "includeRevoked"))
         rows = pages.paginate_queryset(found, request, view=self)
         return pages.get_paginated_response(KeySerializer(rows, many=True).data)
 

@@ -1,5 +1,20 @@
 """Routes of `/api` in this app."""
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from mirbad.api import converters
+from nodes.api import views
+
+converters.register()
+
+urlpatterns = [
+    path("nodes", views.Nodes.as_view(), name="api-nodes"),
+    path("nodes/join-tokens", views.JoinTokens.as_view(), name="api-join-tokens"),
+    path("nodes/<name:node_id>", views.OneNode.as_view(), name="api-node"),
+    path("nodes/<name:node_id>/join-tokens", views.NodeJoinTokens.as_view(), name="api-node-join-tokens"),
+    path("nodes/<name:node_id>/approve", views.Approve.as_view(), name="api-node-approve"),
+    path("nodes/<name:node_id>/reject", views.Reject.as_view(), name="api-node-reject"),
+    path("nodes/<name:node_id>/drain", views.Drain.as_view(), name="api-node-drain"),
+    path("nodes/<name:node_id>/undrain", views.Undrain.as_view(), name="api-node-undrain"),
+    path("fencing", views.Fencing.as_view(), name="api-fencing"),
+]

@@ -18,7 +18,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture(autouse=True)
 def admin(settings):
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # quick; the real one is slow on purpose
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     people.ensure_admin(PASSWORD)
 
 

@@ -1,0 +1,60 @@
+"""What ``GET /api/status`` tells: processes, nodes, models, in a constant number of statements."""
+
+from typing import Any
+
+import mirbad
+from jobs.queries import open_by_model, unfinished
+from mirbad.kernel.errors import Unavailable
+from mirbad.tasking import heartbeat
+from models_app import queries as model_queries
+from nodes import queries as node_queries
+
+
+def status() -> dict[str, Any]:
+    """The values of `StatusSerializer`."""
+    problem, processes = _processes()
+    return {
+        "version": mirbad.__version__,
+        "broker_problem": problem,
+        "processes": processes,
+        "nodes": _nodes(),
+        "models": _models(),
+        "open_operations": unfinished().count(),
+    }
+
+
+def _processes() -> tuple[str | None, list[dict[str, Any]]]:
+    try:
+        ages = heartbeat.alive()
+    except Unavailable as error:
+        return error.detail, []
+    return None, [{"name": name, "alive": name in ages, "age_seconds": ages.get(name)} for name in heartbeat.PROCESSES]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    found = []
+    for node in node_queries.rows():
+        shown = node_queries.shown_state(node, node.conditions.all())
+        found.append({"id": node.pk, "state": shown.name, "draining": shown.draining, "reasons": shown.reasons})
+    return found
+
+
+def _models() -> list[dict[str, Any]]:
+    models = list(model_queries.all_models())
+    operations = open_by_model(model.pk for model in models)
+    found = []
+    for model in models:
+        placement = model_queries.placement_of(model)
+        shown = model_queries.shown_state(placement)
+        operation = operations.get(model.pk)
+        found.append(
+            {
+                "id": model.pk,
+                "state": shown.name,
+                "reasons": shown.reasons,
+                "serves": shown.serves,
+                "node_id": placement.node_id_text if placement else None,
+                "operation_id": operation.pk if operation else None,
+            }
+        )
+    return found

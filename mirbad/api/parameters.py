@@ -1,0 +1,34 @@
+"""Query parameters of ``/api``: what is sent is understood or refused, never guessed."""
+
+from rest_framework.request import Request
+
+from mirbad.kernel.errors import InvalidRequest
+
+
+def whole_number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
+    """The parameter `name` as an integer within bounds, `default` when it is absent. Raises InvalidRequest."""
+    sent = request.query_params.get(name)
+    if sent is None:
+        return default
+    if not sent.isascii() or not sent.isdigit() or len(sent) > len(str(highest)) or not lowest <= int(sent) <= highest:
+        message = f"{name} must be a whole number from {lowest} to {highest}."
+        raise InvalidRequest(message, problems=[{"code": "out_of_range", "message": message, "field": name}])
+    return int(sent)
+
+
+def flag(request: Request, name: str) -> bool:
+    """The parameter `name` as true or false (absent is false). Raises InvalidRequest."""
+    sent = request.query_params.get(name, "false")
+    if sent not in ("true", "false"):
+        message = f"{name} must be true or false."
+        raise InvalidRequest(message, problems=[{"code": "invalid", "message": message, "field": name}])
+    return sent == "true"
+
+
+def identity(request: Request, name: str) -> str:
+    """The parameter `name` as an id, "" when it is absent. Raises InvalidRequest for what can be none."""
+    sent = request.query_params.get(name, "")
+    if len(sent) > 100 or not sent.isprintable():
+        message = f"{name} holds characters that no id has."
+        raise InvalidRequest(message, problems=[{"code": "invalid", "message": message, "field": name}])
+    return sent

@@ -1,0 +1,184 @@
+"""The shape of nodes on ``/api``. None is not reported."""
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from mirbad.api.serializers import CamelSerializer
+from nodes import queries
+from nodes.models import Node, NodePin
+from nodes.states import LIFECYCLE, REACHABILITY
+
+_STATES = ("PendingApproval", "Online", "Degraded", "Offline", "Incompatible", "PendingTakeover", "Revoked")
+_MOST_BYTES = 2**63 - 1
+
+
+class GpuSerializer(CamelSerializer):
+    """A GPU by its UUID; `seen` is the last status of it, as the agent sent it."""
+
+    uuid = serializers.CharField()
+    index = serializers.IntegerField(allow_null=True)
+    name = serializers.CharField()
+    memory_bytes = serializers.IntegerField(allow_null=True)
+    shares_host_memory = serializers.BooleanField(allow_null=True)
+    reserve_bytes = serializers.IntegerField(allow_null=True)
+    present = serializers.BooleanField()
+    seen = serializers.DictField()
+
+
+class NodeSerializer(CamelSerializer):
+    """A node: what is wanted of it, what was seen of it, and the state that a page shows."""
+
+    id = serializers.CharField()
+    uid = serializers.UUIDField()
+    display_name = serializers.CharField()
+    address = serializers.CharField()
+    port = serializers.IntegerField()
+    lifecycle = serializers.ChoiceField(choices=LIFECYCLE.choices)
+    draining = serializers.BooleanField()
+    is_bootstrap = serializers.BooleanField()
+    state = serializers.SerializerMethodField(method_name="state_of")
+    reasons = serializers.SerializerMethodField(method_name="reasons_of")
+    reachability = serializers.ChoiceField(choices=REACHABILITY.choices)
+    last_seen_at = serializers.DateTimeField(allow_null=True)
+    labels = serializers.DictField(child=serializers.CharField())
+    memory_reserve_bytes = serializers.IntegerField(allow_null=True)
+    max_concurrent_starts = serializers.IntegerField(allow_null=True)
+    default_image = serializers.CharField()
+    default_image_digest = serializers.CharField()
+    agent_version = serializers.CharField()
+    protocol = serializers.IntegerField(allow_null=True)
+    cert_not_after = serializers.DateTimeField(allow_null=True)
+    spki_sha256 = serializers.SerializerMethodField(method_name="current_pin")
+    pending_spki_sha256 = serializers.SerializerMethodField(method_name="pending_pin")
+    request_address = serializers.CharField()
+    enrolled_at = serializers.DateTimeField(allow_null=True)
+    approved_at = serializers.DateTimeField(allow_null=True)
+    revoked_at = serializers.DateTimeField(allow_null=True)
+    gpus = GpuSerializer(many=True)
+    host = serializers.DictField()
+
+    @extend_schema_field(serializers.ChoiceField(choices=_STATES))
+    def state_of(self, node: Node) -> str:
+        """The shown state."""
+        return self._shown(node).name
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def reasons_of(self, node: Node) -> list[str]:
+        """Why it is in that state, as sentences."""
+        return list(self._shown(node).reasons)
+
+    @extend_schema_field(serializers.CharField(allow_null=True))
+    def current_pin(self, node: Node) -> str | None:
+        """The key that the master expects."""
+        return self._pin(node, NodePin.CURRENT)
+
+    @extend_schema_field(serializers.CharField(allow_null=True))
+    def pending_pin(self, node: Node) -> str | None:
+        """The key that waits for approval."""
+        return self._pin(node, NodePin.PENDING)
+
+    @staticmethod
+    def _shown(node: Node) -> queries.ShownState:
+        return queries.shown_state(node, node.conditions.all())
+
+    @staticmethod
+    def _pin(node: Node, slot: str) -> str | None:
+        return next((pin.spki_sha256 for pin in node.pins.all() if pin.slot == slot), None)
+
+
+class NodeDetailSerializer(NodeSerializer):
+    """A node with what it said of itself: at enrollment (`machine`) and since (`capabilities`)."""
+
+    machine = serializers.DictField()
+    capabilities = serializers.DictField()
+
+
+class NodePatchSerializer(CamelSerializer):
+    """Settings of a node; only members that are sent change. Documentation: `registry.update` is the judge."""
+
+    display_name = serializers.CharField(max_length=100, allow_blank=True, required=False)
+    address = serializers.CharField(max_length=255, required=False)
+    port = serializers.IntegerField(min_value=1, max_value=65535, required=False)
+    labels = serializers.DictField(child=serializers.CharField(max_length=255, allow_blank=True), required=False)
+    memory_reserve_bytes = serializers.IntegerField(min_value=0, max_value=_MOST_BYTES, allow_null=True, required=False)
+    max_concurrent_starts = serializers.IntegerField(min_value=1, max_value=1000, allow_null=True, required=False)
+    default_image = serializers.CharField(max_length=255, allow_blank=True, required=False)
+    default_image_digest = serializers.RegexField(r"^(sha256:[0-9a-f]{64})?$", allow_blank=True, required=False)
+    gpu_reserves = serializers.DictField(
+        child=serializers.IntegerField(min_value=0, max_value=_MOST_BYTES, allow_null=True), required=False
+    )
+
+
+class JoinInputSerializer(CamelSerializer):
+    """What a join command is made of. `rekey` re-pairs a node that is there already."""
+
+    node_id = serializers.CharField(max_length=40)
+    display_name = serializers.CharField(max_length=100, allow_blank=True, default="")
+    ttl_minutes = serializers.IntegerField(min_value=10, max_value=1440, allow_null=True, default=None)
+    rekey = serializers.BooleanField(default=False)
+
+
+class JoinCommandSerializer(CamelSerializer):
+    """A join command: the only answer that holds the token."""
+
+    node_id = serializers.CharField()
+    token = serializers.CharField()
+    ca_hash = serializers.CharField()
+    enroll_url = serializers.CharField()
+    expires_at = serializers.DateTimeField()
+    purpose = serializers.CharField()
+    commands = serializers.DictField(child=serializers.CharField())
+    agent_download = serializers.DictField(allow_null=True)
+
+
+class WithdrawnSerializer(CamelSerializer):
+    """How many unused tokens were withdrawn."""
+
+    withdrawn = serializers.IntegerField()
+
+
+class ApprovalSerializer(CamelSerializer):
+    """The key fingerprint that was compared with the one the machine printed."""
+
+    expected_spki_sha256 = serializers.CharField(max_length=200)
+
+
+class NodeClaimSerializer(CamelSerializer):
+    """The claim that a node holds, as it last said."""
+
+    node_id = serializers.CharField()
+    state = serializers.ChoiceField(choices=_STATES)
+    held_epoch = serializers.IntegerField(allow_null=True)
+    held_instance = serializers.CharField(allow_blank=True)
+
+
+class FencingSerializer(CamelSerializer):
+    """Under which claim this master commands, whether it still may, and whom the nodes obey."""
+
+    epoch = serializers.IntegerField(allow_null=True)
+    instance_id = serializers.CharField(allow_null=True)
+    fenced = serializers.BooleanField()
+    reason = serializers.CharField(allow_blank=True)
+    nodes = NodeClaimSerializer(many=True)
+
+
+def fencing_view(identity: Any, nodes: list[Node]) -> dict[str, Any]:
+    """The values of `FencingSerializer` from the identity's row (None before there is one) and the nodes."""
+    reason = identity.fenced_reason if identity else ""
+    return {
+        "epoch": identity.epoch if identity else None,
+        "instance_id": identity.instance_id if identity else None,
+        "fenced": bool(reason),
+        "reason": reason,
+        "nodes": [
+            {
+                "node_id": node.pk,
+                "state": queries.shown_state(node, node.conditions.all()).name,
+                "held_epoch": node.held_epoch,
+                "held_instance": node.held_instance,
+            }
+            for node in nodes
+        ],
+    }
