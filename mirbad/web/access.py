@@ -20,8 +20,8 @@ def require_role(role: Role) -> Callable[[View], View]:
     """A page for people of `role` or above: strangers go to the log-in page, others get 403. Takes async views too."""
 
     def decorate(view: View) -> View:
-        guarded = _guard_async(view, role) if iscoroutinefunction(view) else _guard(view, role)
-        guarded.required_role = role  # type: ignore[attr-defined]
+        guarded: Any = _guard_async(view, role) if iscoroutinefunction(view) else _guard(view, role)
+        guarded.required_role = role
         return cast("View", guarded)
 
     return decorate

@@ -279,6 +279,11 @@ class NodeChoice:
     engines: tuple[tuple[str, bool, str], ...]
     models_root: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The folders by name."""
+        return tuple(folder.name for folder in self.folders)
+
 
 def node_choice(node_id: str) -> NodeChoice | None:
     """The offer of one node, None when there is no such node."""

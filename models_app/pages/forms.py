@@ -203,21 +203,6 @@ def _gib(value: int | None) -> str | None:
 def _initial(model: ModelDefinition) -> dict[str, Any]:
     source = next(iter(model.sources.all()), None)
     placement = next(iter(model.placements.all()), None)
-    plain = [
-        "id",
-        "display_name",
-        "runtime",
-        "delivery",
-        "image",
-        "image_digest",
-        "context_length",
-        "start_timeout_seconds",
-        "auto_start",
-        "first_byte_timeout_seconds",
-        "idle_timeout_seconds",
-        "wait_when_starting_seconds",
-        "keep_serving",
-    ]
     return {name: getattr(model, name) for name in _SAME} | {
         "node": placement.node_id_text if placement else "",
         "gpu_uuids": list(placement.gpu_uuids) if placement else [],

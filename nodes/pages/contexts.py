@@ -109,6 +109,9 @@ def card(node: Node) -> NodeCard:
     capabilities = queries.capabilities(node)
     host = HostStatus.model_validate(node.host)
     badge = _BADGES[shown.name]
+    total = host.memory_total_bytes
+    if total is None and capabilities is not None:
+        total = capabilities.memory_bytes
     stale = node.lifecycle == APPROVED and (node.last_seen_at is None or now - node.last_seen_at > STALE_AFTER)
     used = _used(host.memory_total_bytes, host.memory_available_bytes)
     gpus = tuple(gpu_line(gpu) for gpu in node.gpus.all())
@@ -123,9 +126,7 @@ def card(node: Node) -> NodeCard:
         address=f"{node.address}:{node.port}",
         system=_system(node, capabilities),
         memory_model=_memory_model(capabilities),
-        host=parts.memory_bar(
-            "Host memory", used, host.memory_total_bytes or (capabilities and capabilities.memory_bytes)
-        ),
+        host=parts.memory_bar("Host memory", used, total),
         cpu=NOT_REPORTED if host.cpu_percent is None else f"{host.cpu_percent:.0f} %",
         load=NOT_REPORTED if host.load_1m is None else f"{host.load_1m:.2f}",
         disk=parts.memory_bar("Disk", _used(host.disk_total_bytes, host.disk_free_bytes), host.disk_total_bytes),

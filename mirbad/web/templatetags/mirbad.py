@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from django import template
+from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
@@ -77,3 +78,15 @@ def later(url: str, *topics: str) -> SafeString:
 def topic(subject: str, name: str) -> str:
     """The event of one row: ``{{ node.id|topic:"nodes" }}`` is ``nodes:<id>``."""
     return f"{name}:{subject}"
+
+
+@register.simple_tag
+def link(view: str, value: str, css: str = "") -> SafeString | str:
+    """`value` as a link to its page; plain text when it cannot be the id of one (audit lines hold any text)."""
+    if not value:
+        return ""
+    try:
+        url = reverse(view, args=[value])
+    except NoReverseMatch:
+        return value
+    return format_html('<a class="{}" href="{}">{}</a>', css, url, value)
