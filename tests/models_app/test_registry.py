@@ -201,7 +201,7 @@ def test_a_held_model_takes_settings_but_no_other_gpus() -> None:
 )
 def test_only_a_model_that_surely_runs_nowhere_is_deleted(desired, observed, lifecycle, allowed) -> None:
     node("pc-1")
-    placement = placed()
+    placed()
     Placement.objects.update(desired=desired, observed=observed)
     Node.objects.update(lifecycle=lifecycle)
     if allowed:
