@@ -44,7 +44,8 @@ async def _read_gpus(config: AgentConfig) -> tuple[Cards | None, str | None]:
     try:
         return await gpu.cards(config.nvidia_smi), None
     except NoDriver as error:
-        return None, str(error)
+        # a machine without an NVIDIA card is whole as it is; one whose driver does not speak is not
+        return None, str(error) if gpu.is_expected(config.nvidia_smi) else None
 
 
 def _assemble(config: AgentConfig, cards: Cards | None, problem: str | None, container: EngineState) -> Capabilities:

@@ -1,12 +1,18 @@
 """Named leases: at most one process at a time does a thing. Times are those of the process that asks."""
 
+import os
+import secrets
+import socket
 from datetime import timedelta
+from pathlib import Path
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
 from mirbad.kernel import clock
 from nodes.models import Lease
+
+HOST_LENGTH = 40
 
 
 def take(name: str, owner: str, ttl: timedelta) -> bool:
@@ -28,6 +34,24 @@ def take(name: str, owner: str, ttl: timedelta) -> bool:
 def release(name: str, owner: str) -> bool:
     """Give the lease back, if `owner` still holds it; says whether it did."""
     return bool(Lease.objects.filter(name=name, owner=owner).delete()[0])
+
+
+def release_dead(name: str) -> bool:
+    """Take the lease from a process of this host that was killed; says whether it did.
+
+    Owners call themselves ``host:pid:anything``. A process id that lives again means waiting for the end of the lease.
+    """
+    owner = holder(name) or ""
+    host, _, rest = owner.partition(":")
+    pid = rest.partition(":")[0]
+    if host != socket.gethostname()[:HOST_LENGTH] or not pid.isdigit() or Path(f"/proc/{pid}").exists():
+        return False
+    return release(name, owner)
+
+
+def owner_name() -> str:
+    """A name for this process that no other process has, in the form that `release_dead` reads."""
+    return f"{socket.gethostname()[:HOST_LENGTH]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def holder(name: str) -> str | None:

@@ -2,17 +2,34 @@
 
 import asyncio
 import logging
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from agent.telemetry import nvml, smi
 from agent.telemetry.nvml import Cards, NoDriver
 from agent.wire.status import GpuStatus
 
 _TIMEOUT_SECONDS = 15.0
+_NVIDIA_PCI_VENDOR = "0x10de"
 
 _log = logging.getLogger("mirbad.agent.gpu")
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
 _hanging: asyncio.Future[Cards] | None = None
+
+
+def is_expected(nvidia_smi: str) -> bool:
+    """Whether this machine has an NVIDIA card or driver, so that a driver which does not answer is a fault."""
+    if shutil.which(nvidia_smi) or Path("/proc/driver/nvidia").exists() or any(Path("/dev").glob("nvidia*")):
+        return True
+    for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
+        try:
+            is_display = (vendor.parent / "class").read_text().startswith("0x03")
+            if is_display and vendor.read_text().strip() == _NVIDIA_PCI_VENDOR:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def read_cards(nvidia_smi: str) -> Cards:

@@ -5,10 +5,7 @@ one that waits for approval is asked who it is now and then. The database is ask
 """
 
 import asyncio
-import os
 import random
-import secrets
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -79,7 +76,7 @@ def take_loss(node_id: str, reason: str) -> None:
 class Watcher:
     """One run of the watcher. `stop` ends it; `is_healthy` says whether its rounds go on."""
 
-    owner: str = field(default_factory=lambda: f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(4)}")
+    owner: str = field(default_factory=leases.owner_name)
     _tasks: dict[str, tuple[Watched, asyncio.Task[None]]] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTS_AT_ONCE))
@@ -96,6 +93,7 @@ class Watcher:
     async def run(self) -> None:
         """Watch until `stop`."""
         try:
+            await client.in_thread(lambda: leases.release_dead(LEASE))
             while not self._stopping.is_set():
                 await self._guarded_round()
                 await _sleep_unless(self._stopping, ROUND_SECONDS)
