@@ -40,7 +40,7 @@ def decide(config: AgentConfig, cards: Cards | None, problem: str | None) -> Dec
                 extra={"id": 2644},
             )
     elif cards is None:
-        decision = Decision(MemoryModel.UNIFIED, f"no GPU can be read ({problem})")
+        decision = Decision(MemoryModel.UNIFIED, f"no GPU can be read ({problem or 'there is none'})")
         if problem and "failed" in problem:
             _log.warning(
                 "nvidia-smi failed, so this node counts as unified until a restart: %s", problem, extra={"id": 2642}
