@@ -89,7 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     try:
         config = _config(arguments)
-        logs.configure(config.log_level)
+        if arguments.verb == "serve":
+            logs.configure(config.log_level)
+        else:
+            logs.configure("warning", for_a_person=True)
         return int(arguments.run(arguments, config))
     except CommandFailed as error:
         _complain(str(error))
@@ -297,8 +300,7 @@ def _stored_views(state_dir: Path) -> tuple[InstanceView, ...]:
 
 
 def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
-    from agent.running import Instances
-    from agent.server.serve import LOCK_FILE
+    from agent.server.serve import LOCK_FILE, make_instances
 
     if not 0 <= arguments.grace <= 600:
         raise CommandFailed("--grace must be from 0 to 600 seconds", 2)
@@ -308,7 +310,7 @@ def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
         return 0
 
     async def run() -> tuple[str, ...]:
-        instances = Instances(config, identity.fleet, lambda _: None)
+        instances = make_instances(config, identity, lambda _: None)
         await instances.recover()
         try:
             return await instances.stop_everything(arguments.grace)

@@ -58,11 +58,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(value, ensure_ascii=False)
 
 
-def configure(level: str, stream: TextIO | None = None) -> None:
+def configure(level: str, stream: TextIO | None = None, *, for_a_person: bool = False) -> None:
     """Log to `stream` (the standard error) from `level` on. ValueError for a level that is none."""
     target = stream or sys.stderr
     handler = logging.StreamHandler(target)
-    handler.setFormatter(ReadableFormatter() if target.isatty() else JsonFormatter())
+    handler.setFormatter(ReadableFormatter() if for_a_person or target.isatty() else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

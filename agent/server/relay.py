@@ -163,8 +163,8 @@ async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> we
     response.headers[ANSWER_HEADER] = "engine"
     if "Content-Length" not in response.headers and answer.status not in (204, 304):
         response.enable_chunked_encoding()
-    await response.prepare(request)
     try:
+        await response.prepare(request)
         async for data in answer.content.iter_any():
             await response.write(data)
         await response.write_eof()

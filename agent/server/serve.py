@@ -15,7 +15,7 @@ from agent.capability import read_capabilities
 from agent.config import AgentConfig
 from agent.errors import AgentError
 from agent.fence import Fence
-from agent.identity import BrokenIdentity, IdentityStore, in_groups, read_boot_id
+from agent.identity import BrokenIdentity, Identity, IdentityStore, in_groups, read_boot_id
 from agent.operations import Journal
 from agent.running import Instances
 from agent.server.app import Parts, make_app
@@ -41,7 +41,12 @@ KEEPALIVE_SECONDS = 600.0
 
 LOCK_FILE = "serve.lock"
 
-MakeInstances = Callable[[AgentConfig, str, Callable[[InstanceView], None]], Instances]
+MakeInstances = Callable[[AgentConfig, Identity, Callable[[InstanceView], None]], Instances]
+
+
+def make_instances(config: AgentConfig, identity: Identity, changed: Callable[[InstanceView], None]) -> Instances:
+    """The engines of this machine, labelled with its fleet and node."""
+    return Instances(config, identity.fleet, changed, node=identity.node_id)
 
 
 class CannotServe(Exception):
@@ -71,7 +76,7 @@ class Server:
         config: AgentConfig,
         store: IdentityStore,
         probes: Probes,
-        make_instances: MakeInstances = Instances,
+        make_engines: MakeInstances = make_instances,
     ) -> None:
         identity = store.load()
         self._config = config
@@ -82,7 +87,7 @@ class Server:
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
         self.hub = Hub(Sequence(config.state_dir, read_boot_id()))
-        self._instances = make_instances(config, identity.fleet, self.hub.changed)
+        self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
         self._runner: web.AppRunner | None = None
         self._listening: asyncio.Server | None = None
