@@ -9,3 +9,7 @@ class AccountsConfig(AppConfig):
     name = "mirbad.accounts"
     verbose_name = "Accounts"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Makes the system checks known."""
+        from mirbad import checks  # noqa: F401  importing registers them

@@ -53,7 +53,8 @@ def configure(process: str, *, console: bool = True) -> None:
             processors=[
                 _drop_color_message,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.dev.ConsoleRenderer(colors=False),
+                # Never the default: it prints local variables, and with them secrets.
+                structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
             ],
         )
     )

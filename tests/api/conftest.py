@@ -8,7 +8,8 @@ from model_bakery import baker
 from jobs.models import Operation, OperationEvent
 from mirbad.kernel import clock
 from models_app.models import ApiKey, ModelDefinition, Placement
-from nodes.models import Gpu, MasterIdentity, Node, NodePin
+from nodes.models import Gpu, Node, NodePin
+from nodes.pki import authority
 
 SPKI = "ab" * 32
 
@@ -25,15 +26,7 @@ class Fleet:
 
 @pytest.fixture
 def identity(db):
-    return MasterIdentity.objects.create(
-        instance_id="a" * 32,
-        bound_to="b" * 64,
-        client_cert_pem="CLIENT-CERT",
-        client_key_sealed=b"sealed-client-key-canary",
-        client_spki="c" * 64,
-        enroll_cert_pem="ENROLL-CERT",
-        enroll_key_sealed=b"sealed-enroll-key-canary",
-    )
+    return authority.ensure()
 
 
 @pytest.fixture

@@ -1,0 +1,87 @@
+"""Models, placements and keys in the Django admin: looking, and revoking keys."""
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from mirbad.accounts import actors
+from mirbad.api.looking import LookingAdmin
+from mirbad.kernel.roles import OPERATOR, has_role
+from models_app import keys
+from models_app.models import ApiKey, Hold, ModelDefinition, ModelSource, Placement
+
+if TYPE_CHECKING:
+    _Inline = admin.TabularInline[ModelSource, ModelDefinition]
+else:  # the class takes no parameters at run time
+    _Inline = admin.TabularInline
+
+
+class SourceInline(_Inline):
+    """Where the weights come from."""
+
+    model = ModelSource
+    extra = 0
+    can_delete = False
+
+    def has_view_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
+        """As for the model."""
+        return True
+
+    def has_add_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
+        """Nobody."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
+        """Nobody."""
+        return False
+
+
+@admin.register(ModelDefinition)
+class ModelDefinitionAdmin(LookingAdmin):
+    """Definitions without their secret environment."""
+
+    list_display = ("id", "display_name", "runtime", "delivery", "auto_start", "updated_at")
+    list_filter = ("runtime", "delivery", "auto_start")
+    search_fields = ("id", "display_name")
+    exclude = ("secret_env_sealed",)
+    inlines = (SourceInline,)
+
+
+@admin.register(Placement)
+class PlacementAdmin(LookingAdmin):
+    """Where models stand, as wanted and as seen."""
+
+    list_display = ("model", "node_id_text", "desired", "observed", "generation", "observed_at")
+    list_filter = ("desired", "observed")
+    list_select_related = ("model",)
+
+
+@admin.register(Hold)
+class HoldAdmin(LookingAdmin):
+    """Who keeps a model from being changed."""
+
+    list_display = ("model", "holder_kind", "words", "since")
+    list_select_related = ("model",)
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(LookingAdmin):
+    """Keys of ``/v1`` without their digests."""
+
+    list_display = ("name", "prefix", "created_at", "created_by", "expires_at", "last_used_at", "revoked_at")
+    search_fields = ("name", "prefix")
+    exclude = ("digest",)
+    actions = ("revoke",)
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        """Operators."""
+        return has_role(request.user, OPERATOR)
+
+    @admin.action(description="Revoke the chosen keys", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
+        """End keys for good."""
+        for key in queryset:
+            keys.revoke(key.pk, actors.of(request))
+            self.message_user(request, f"{key} is revoked.", messages.SUCCESS)

@@ -1,0 +1,124 @@
+"""Nodes in the Django admin: looking, draining and undraining. Sealed keys and token digests are never shown."""
+
+from collections.abc import Callable
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from mirbad.accounts import actors
+from mirbad.api.looking import LookingAdmin
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.errors import MirbadError
+from mirbad.kernel.roles import OPERATOR, has_role
+from nodes import registry
+from nodes.models import (
+    Authority,
+    Gpu,
+    JoinToken,
+    Lease,
+    MasterIdentity,
+    Node,
+    NodeCondition,
+    NodePin,
+    RevokedKey,
+)
+
+
+@admin.register(Node)
+class NodeAdmin(LookingAdmin):
+    """Machines, as wanted and as seen."""
+
+    list_display = ("id", "display_name", "lifecycle", "draining", "reachability", "address", "last_seen_at")
+    list_filter = ("lifecycle", "reachability", "draining")
+    search_fields = ("id", "display_name", "address")
+    actions = ("drain", "undrain")
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Operators."""
+        return has_role(request.user, OPERATOR)
+
+    @admin.action(description="Drain the chosen nodes", permissions=["operate"])
+    def drain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        """No new work for them."""
+        self._each(request, queryset, registry.drain, "is draining")
+
+    @admin.action(description="Undrain the chosen nodes", permissions=["operate"])
+    def undrain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        """Work for them again."""
+        self._each(request, queryset, registry.undrain, "takes work again")
+
+    def _each(
+        self, request: HttpRequest, nodes: QuerySet[Node], action: Callable[[str, Actor], Node], words: str
+    ) -> None:
+        for node in nodes:
+            try:
+                action(node.pk, actors.of(request))
+            except MirbadError as error:
+                self.message_user(request, error.detail, messages.WARNING)
+            else:
+                self.message_user(request, f"{node.pk} {words}.", messages.SUCCESS)
+
+
+@admin.register(Gpu)
+class GpuAdmin(LookingAdmin):
+    """GPUs by UUID."""
+
+    list_display = ("uuid", "node", "index", "name", "memory_bytes", "present")
+    list_select_related = ("node",)
+
+
+@admin.register(NodeCondition)
+class NodeConditionAdmin(LookingAdmin):
+    """Reasons for which nodes read Degraded."""
+
+    list_display = ("node", "code", "subject", "detail", "source", "since")
+    list_filter = ("code", "source")
+    list_select_related = ("node",)
+
+
+@admin.register(NodePin)
+class NodePinAdmin(LookingAdmin):
+    """Keys that nodes must show."""
+
+    list_display = ("node", "slot", "spki_sha256", "cert_not_after")
+    list_select_related = ("node",)
+
+
+@admin.register(RevokedKey)
+class RevokedKeyAdmin(LookingAdmin):
+    """Keys that never come back."""
+
+    list_display = ("spki_sha256", "node_id_text", "revoked_at")
+
+
+@admin.register(JoinToken)
+class JoinTokenAdmin(LookingAdmin):
+    """Join tokens without their digests and answers."""
+
+    list_display = ("id", "purpose", "node_id_text", "created_at", "expires_at", "used_at", "used_from", "created_by")
+    list_filter = ("purpose",)
+    exclude = ("digest", "answer")
+
+
+@admin.register(Lease)
+class LeaseAdmin(LookingAdmin):
+    """Which process holds what."""
+
+    list_display = ("name", "owner", "expires_at")
+
+
+@admin.register(Authority)
+class AuthorityAdmin(LookingAdmin):
+    """CA certificates without their keys."""
+
+    list_display = ("slot", "sha256", "created_at")
+    exclude = ("key_sealed",)
+
+
+@admin.register(MasterIdentity)
+class MasterIdentityAdmin(LookingAdmin):
+    """The master's identity without its keys."""
+
+    list_display = ("epoch", "instance_id", "fenced_reason", "updated_at")
+    exclude = ("client_key_sealed", "enroll_key_sealed")
