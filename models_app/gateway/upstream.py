@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._state: Literal["idle", "head", "body", "done", "dead"] = "idle"
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._head_bytes = 0
+        self._head_bytes = self._raw_head_bytes = 0
         self._any_byte = False
         self._paused = False
         self._keep_alive = False
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         """Send a request. The head is complete, with its Content-Length."""
         self._state = "head"
         self._buffer.clear()
-        self._buffered = self._head_bytes = self.status = 0
+        self._buffered = self._head_bytes = self._raw_head_bytes = self.status = 0
         self._any_byte = self._keep_alive = self._framed = False
         self.headers = []
         self.served += 1
@@ -194,8 +194,9 @@ class Connection(asyncio.Protocol):
             self._fail(cause or Broken(f"not valid HTTP: {error}"))
             return
         if in_head:
-            self._head_bytes += len(data)
-            if self._state == "head" and self._head_bytes > MAX_HEAD_BYTES:
+            # What the parser has not yet told of, too: one line without an end.
+            self._raw_head_bytes += len(data)
+            if self._state == "head" and self._raw_head_bytes > MAX_HEAD_BYTES:
                 self._fail(Broken("the head of the answer is too large"))
 
     def eof_received(self) -> bool:
@@ -223,6 +224,9 @@ class Connection(asyncio.Protocol):
         """httptools: one header, or a trailer when the body has begun."""
         if self._state != "head":
             raise Broken("trailers came")
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise Broken("the head of the answer is too large")
         name = name.lower()
         self.headers.append((name, value))
         if name == b"content-length":
