@@ -79,6 +79,14 @@ class Command:
         process.kill()
         raise AssertionError(f"the agent does not listen: {process.communicate()[0]}")
 
+    def close(self) -> None:
+        """End what still runs; engines are another matter."""
+        for process in self.running:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
     def join(self, server: EnrollServer, *more: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
         arguments = ("join", "--enroll-url", server.url, "--ca-hash", server.fleet.ca_hash, "--node-id", "pc-1", *more)
         return self.run(*arguments, **({} if token is None else {"MIRBAD_JOIN_TOKEN": token}))
@@ -88,9 +96,7 @@ class Command:
 def command(tmp_path: Path) -> Iterator[Command]:
     made = Command(tmp_path)
     yield made
-    for process in made.running:
-        process.kill()
-        process.communicate()
+    made.close()
 
 
 @pytest.fixture
