@@ -44,6 +44,7 @@ class FakeAgent:
 
     plan: list[dict[str, Any]] = field(default_factory=lambda: [READY])
     offline: bool = False
+    stubborn: bool = False
     refusals: list[AgentRefused] = field(default_factory=list)
     seq: int = 0
     boot: str = "boot-1"
@@ -65,7 +66,7 @@ class FakeAgent:
         operation_id: str | None = None,
         timeout_seconds: float = 10.0,
     ) -> Any:
-        route = f"{method} {path.split('/')[0]}{'/stop' if path.endswith('/stop') else ''}"
+        route = f"{method} {path.split('/', maxsplit=1)[0]}{'/stop' if path.endswith('/stop') else ''}"
         self.calls.append(route)
         if self.offline:
             raise NodeOffline(f"Node {node_id} cannot be reached at 127.0.0.1 port 9443: no answer in time.")
@@ -79,8 +80,13 @@ class FakeAgent:
             self.seq += 1
             views = tuple(engine.view for engine in self.engines.values())
             return NodeStatus(
-                boot_id=self.boot, seq=self.seq, capabilities_seq=1, time="2026-01-01T00:00:00Z", held_claim=None,
-                host=HostStatus(), instances=views,
+                boot_id=self.boot,
+                seq=self.seq,
+                capabilities_seq=1,
+                time="2026-01-01T00:00:00Z",
+                held_claim=None,
+                host=HostStatus(),
+                instances=views,
             )
         engine = self.engines.get(path.split("/")[1])
         if engine is None:
@@ -135,7 +141,7 @@ class FakeAgent:
         if engine.view.state in LIVE_STATES and not engine.view.stop_requested:
             self.stops += 1
             engine.view = engine.view.model_copy(update={"state": InstanceState.STOPPING, "stop_requested": True})
-            engine.script = [{"state": InstanceState.EXITED, "exit_code": 0}]
+            engine.script = [] if self.stubborn else [{"state": InstanceState.EXITED, "exit_code": 0}]
         return engine.view
 
     @property

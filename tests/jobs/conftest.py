@@ -1,6 +1,6 @@
 """What the tests of operations share: an agent at the seam, and a clock that need not be waited for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -32,7 +32,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture
-def finish(pass_time: Callable[[float], None]) -> Iterator[Callable[[str], Operation]]:
+def finish(pass_time: Callable[[float], None]) -> Callable[[str], Operation]:
     """Run an operation to its end as a worker would, without waiting for the pauses between its steps."""
 
     def run(operation_id: str, steps: int = 60) -> Operation:
@@ -43,4 +43,4 @@ def finish(pass_time: Callable[[float], None]) -> Iterator[Callable[[str], Opera
             pass_time(6)
         raise AssertionError(f"not over after {steps} rounds: {Operation.objects.values().get(pk=operation_id)}")
 
-    yield run
+    return run

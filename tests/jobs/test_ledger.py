@@ -1,0 +1,260 @@
+"""The ledger: one worker a step, and no word of a worker whose time is over."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+from structlog.testing import capture_logs
+
+from jobs import ledger, queries, requests, worker
+from jobs.base import Done, Go, Kind, Step, Wait
+from jobs.errors import LeaseLost, StepFailed
+from jobs.kinds import KINDS
+from jobs.loops.sweep import sweep_once
+from jobs.models import Operation, OperationEvent
+from mirbad.kernel.errors import Conflict, NotFound
+from models_app.models import Placement
+from tests.jobs.agents import READY
+from tests.jobs.test_launch import SLOW
+from tests.models_app.things import PERSON, node, placed
+
+pytestmark = pytest.mark.app
+LAUNCH = KINDS["launch"]
+
+
+def operation(target: str = "t-1", **fields) -> Operation:
+    values = {"target": ("placement", target), "node_id": "pc-1", "model_id": "tiny", "actor": PERSON, "input": {}}
+    with transaction.atomic():
+        return ledger.create(LAUNCH, "checking", text="Start requested.", **(values | fields))
+
+
+def claimed(operation_id: str, owner: str = "worker-1") -> Step:
+    step = ledger.claim(operation_id, owner)
+    assert step is not None
+    return step
+
+
+@pytest.mark.django_db
+def test_a_claimed_step_is_nobody_elses_until_its_lease_is_over(pass_time) -> None:
+    row = operation()
+    first = claimed(row.pk)
+    assert ledger.claim(row.pk, "worker-2") is None
+    assert ledger.due_ids() == []
+    pass_time(31)
+    assert ledger.due_ids() == [row.pk]
+    second = claimed(row.pk, "worker-2")
+    assert (first.fence, second.fence) == (1, 2)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "word",
+    [
+        Go("starting"),
+        Wait(1.0, {"text": "x"}),
+        Done("Ready."),
+        StepFailed("x", "y", final=True),
+        StepFailed("x", "y", final=False),
+    ],
+)
+def test_a_worker_whose_lease_is_over_writes_nothing(pass_time, word) -> None:
+    row = operation()
+    late = claimed(row.pk)
+    pass_time(31)
+    claimed(row.pk, "worker-2")
+    before = Operation.objects.values().get()
+    with pytest.raises(LeaseLost):
+        if isinstance(word, StepFailed):
+            ledger.write_failure(late, word, LAUNCH)
+        else:
+            ledger.write(late, word, LAUNCH)
+    assert Operation.objects.values().get() == before
+    assert OperationEvent.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_the_end_of_an_operation_and_what_follows_from_it_are_one_write() -> None:
+    row = operation()
+    step = claimed(row.pk)
+
+    def broken(step: Step, outcome: str, code: str) -> None:
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError):
+        ledger.write(step, Done("Ready."), Kind("launch", "run", {}, broken))
+    assert Operation.objects.get().outcome == "open"
+
+
+@pytest.mark.django_db
+def test_a_step_that_waits_is_due_when_its_time_has_come(pass_time) -> None:
+    row = operation()
+    assert ledger.write(claimed(row.pk), Wait(3.0, {"text": "Loading."}), LAUNCH) == 3.0
+    assert ledger.due_ids() == []
+    assert ledger.claim(row.pk, "worker-1") is None
+    pass_time(3.1)
+    assert ledger.due_ids() == [row.pk]
+
+
+@pytest.mark.django_db
+def test_the_pause_between_tries_lies_in_the_row_and_grows(pass_time) -> None:
+    row = operation()
+    pauses = []
+    for _ in range(6):
+        pauses.append(ledger.write_failure(claimed(row.pk), StepFailed("x", "y", final=False), LAUNCH))
+        pass_time(10)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert Operation.objects.get().attempt == 6
+    ledger.write(claimed(row.pk), Go("starting"), LAUNCH)
+    assert Operation.objects.get().attempt == 0
+
+
+@pytest.mark.django_db
+def test_what_is_over_is_never_claimed_again(pass_time) -> None:
+    row = operation()
+    ledger.write(claimed(row.pk), Done("Ready."), LAUNCH)
+    pass_time(999)
+    assert ledger.claim(row.pk, "worker-2") is None
+    assert not ledger.ask_to_cancel(row)
+
+
+@pytest.mark.django_db
+def test_one_open_operation_a_lane_and_target() -> None:
+    first = operation()
+    with pytest.raises(IntegrityError):
+        operation()
+    operation("t-2")
+    ledger.write(claimed(first.pk), Done("Ready."), LAUNCH)
+    operation()
+
+
+@pytest.mark.django_db
+def test_an_error_nobody_foresaw_is_tried_again_and_then_ends_the_operation(monkeypatch, pass_time) -> None:
+    tries = []
+
+    def broken(step: Step):
+        tries.append(step.attempt)
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(KINDS, "launch", Kind("launch", "run", {"checking": broken}, lambda *_: None))
+    row = operation()
+    with capture_logs() as logged:
+        for _ in range(9):
+            worker.run(row.pk)
+            pass_time(6)
+    row.refresh_from_db()
+    assert (tries, row.outcome, row.error["code"]) == ([0, 1, 2, 3, 4, 5], "failed", "internal")
+    assert all(line["exc_info"] for line in logged), "the log has the traceback, the person does not"
+    assert "ZeroDivision" not in str(row.error)
+
+
+@pytest.mark.django_db
+def test_a_ring_that_comes_twice_does_the_step_once(agent) -> None:
+    node("pc-1")
+    placed()
+    agent.plan = [*SLOW, READY]
+    row = requests.start("tiny", PERSON)
+    assert worker.run(row.pk) > 0
+    assert worker.run(row.pk) == 0
+    assert len(agent.launches) == 1
+
+
+@pytest.mark.django_db
+def test_without_a_broker_a_request_is_taken_and_the_sweep_rings_later(agent, finish, monkeypatch) -> None:
+    node("pc-1")
+    placed()
+    row = requests.start("tiny", PERSON)
+    assert sweep_once() == 0, "no broker, no ring"
+    rung: list[str] = []
+    monkeypatch.setattr("jobs.base.Bell.ring", lambda self, identity, delay=0.0: rung.append(identity) or True)
+    assert (sweep_once(), rung) == (1, [row.pk])
+    assert finish(row.pk).outcome == "succeeded"
+    assert sweep_once() == 0
+
+
+@pytest.mark.django_db
+def test_lists_cost_a_constant_number_of_statements() -> None:
+    def count() -> int:
+        with CaptureQueriesContext(connection) as caught:
+            queries.open_by_model([f"m{n}" for n in range(9)])
+            queries.last_by_model([f"m{n}" for n in range(9)])
+        return len(caught)
+
+    operation("t-0", model_id="m0")
+    one = count()
+    for number in range(1, 9):
+        operation(f"t-{number}", model_id=f"m{number}")
+    assert count() == one == 2
+    newest = operation("t-x", model_id="m3")
+    assert queries.last_by_model(["m3", "m4"])["m3"].pk == newest.pk
+    with pytest.raises(NotFound):
+        queries.one_operation("op-none")
+
+
+def race(work, count: int = 8) -> list:
+    """What `count` threads get that begin at one moment; an exception is a value too."""
+    gate = threading.Barrier(count)
+
+    def one(number: int):
+        try:
+            gate.wait()
+            return work(number)
+        except Exception as error:
+            return error
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+@pytest.mark.faults
+@pytest.mark.django_db(transaction=True)
+def test_of_many_workers_that_race_for_a_step_one_gets_it() -> None:
+    for number in range(10):
+        row = operation(f"t-{number}")
+        got = race(lambda n, pk=row.pk: ledger.claim(pk, f"worker-{n}"))
+        assert sum(isinstance(step, Step) for step in got) == 1, got
+        assert [step for step in got if not isinstance(step, Step)] == [None] * 7
+        row.refresh_from_db()
+        assert row.fence == 1
+
+
+@pytest.mark.faults
+@pytest.mark.django_db(transaction=True)
+def test_people_who_start_at_one_moment_get_the_same_operation(agent) -> None:
+    node("pc-1")
+    placed()
+    got = race(lambda _: requests.start("tiny", PERSON).pk)
+    assert len(set(got)) == 1, got
+    assert Operation.objects.count() == 1
+
+
+@pytest.mark.faults
+@pytest.mark.django_db(transaction=True)
+def test_workers_that_race_through_whole_launches_start_each_engine_once(agent, pass_time) -> None:
+    node("pc-1")
+    agent.plan = [*SLOW, READY]
+    rows = [requests.start(placed(f"m{number}").model_id, PERSON) for number in range(4)]
+    for _ in range(12):
+        race(lambda n: [worker.run(row.pk) for row in rows], 4)
+        pass_time(2)
+    assert {row.outcome for row in Operation.objects.all()} == {"succeeded"}
+    assert (len(agent.launches), Placement.objects.filter(observed="ready").count()) == (4, 4)
+
+
+@pytest.mark.faults
+@pytest.mark.django_db(transaction=True)
+def test_a_stop_and_a_start_at_one_moment_leave_one_of_both(agent, finish) -> None:
+    node("pc-1")
+    for number in range(6):
+        model = f"m{number}"
+        placed(model)
+        finish(requests.start(model, PERSON).pk)
+        got = race(lambda n, model=model: (requests.stop if n % 2 else requests.restart)(model, PERSON).pk, 4)
+        assert all(isinstance(answer, str | Conflict) for answer in got), got
+        for row in Operation.objects.filter(finished_at__isnull=True):
+            finish(row.pk)
+        placement = Placement.objects.get(model_id=model)
+        assert (placement.desired, placement.observed) in {("running", "ready"), ("stopped", "stopped")}

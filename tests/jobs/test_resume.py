@@ -1,0 +1,79 @@
+"""What should run and does not is started again; what failed is not."""
+
+import pytest
+
+from jobs import requests
+from jobs.loops.resume import resume_once
+from jobs.models import Operation
+from models_app import holds
+from models_app.models import Placement
+from nodes.models import Node
+from tests.jobs.agents import DIES, READY
+from tests.models_app.things import PERSON, node, placed
+
+pytestmark = [pytest.mark.app, pytest.mark.django_db]
+
+
+@pytest.fixture(autouse=True)
+def _machine() -> None:
+    node("pc-1")
+    placed()
+    Placement.objects.update(desired="running", observed="stopped")
+
+
+def test_a_model_that_should_run_is_started_in_the_name_of_autostart(agent, finish) -> None:
+    assert resume_once() == 1
+    operation = Operation.objects.get()
+    assert operation.actor == "system:autostart"
+    assert resume_once() == 0, "it starts already"
+    finish(operation.pk)
+    assert (Placement.objects.get().observed, resume_once()) == ("ready", 0)
+
+
+@pytest.mark.parametrize("observed", ["failed", "unknown", "starting", "ready", "unhealthy", "stopping"])
+def test_only_what_is_seen_stopped_is_started(agent, observed) -> None:
+    Placement.objects.update(observed=observed)
+    assert resume_once() == 0
+
+
+def test_what_should_be_stopped_stays_so(agent) -> None:
+    Placement.objects.update(desired="stopped")
+    assert resume_once() == 0
+
+
+@pytest.mark.parametrize("columns", [{"reachability": "offline"}, {"draining": True}, {"lifecycle": "revoked"}])
+def test_a_model_on_a_node_that_takes_none_waits(agent, columns) -> None:
+    Node.objects.update(**columns)
+    assert resume_once() == 0
+
+
+def test_a_held_model_waits(agent) -> None:
+    holds.take("tiny", "job", "job-1", "a benchmark")
+    assert resume_once() == 0
+
+
+def test_a_model_that_fails_to_start_is_not_started_for_ever(agent, finish) -> None:
+    agent.plan = [DIES]
+    assert resume_once() == 1
+    finish(Operation.objects.get().pk)
+    assert (resume_once(), Placement.objects.get().desired) == (0, "stopped")
+
+
+def test_one_model_a_node_starts_at_a_time(agent, finish) -> None:
+    node("pc-2")
+    placed("second")
+    placed("other", "pc-2")
+    Placement.objects.update(desired="running")
+    agent.plan = [READY]
+    assert resume_once() == 2
+    assert set(Operation.objects.values_list("model_id_text", flat=True)) == {"tiny", "other"}
+    assert resume_once() == 0
+    for row in Operation.objects.all():
+        finish(row.pk)
+    assert resume_once() == 1
+
+
+def test_a_stop_by_a_person_ends_the_wish(agent, finish) -> None:
+    finish(requests.start("tiny", PERSON).pk)
+    finish(requests.stop("tiny", PERSON).pk)
+    assert resume_once() == 0
