@@ -1,20 +1,20 @@
 """A worker that is killed between any two statements: nothing is lost, nothing is done twice.
 
-`Killed` is raised where a `kill -9` could fall: after a claim, before and after each call to the agent, inside and after
-each write, before each ring. Then a minute passes, the sweep rings, and another worker goes on.
+`Killed` is raised where a `kill -9` could fall: after a claim, before and after each call to the agent, inside and
+after each write, before each ring. Then a minute passes, the sweep rings, and another worker goes on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from audit.models import AuditLine
 from jobs import ledger, requests, worker
-from jobs.base import STEP
 from jobs.loops.sweep import sweep_once
 from jobs.models import Operation, OperationEvent
 from jobs.queries import unfinished
+from mirbad.tasking.tasks import Bell
 from models_app.models import ModelDefinition, Placement
 from tests.jobs.agents import READY, FakeAgent
 from tests.jobs.test_launch import SLOW
@@ -51,18 +51,20 @@ class Trap:
 
 
 @pytest.fixture
-def trap(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trap]:
+def trap(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Trap:
     made = Trap()
     monkeypatch.setattr(ledger, "claim", made.around(ledger.claim))
     monkeypatch.setattr(ledger, "_update", made.around(ledger._update))
     monkeypatch.setattr(ledger, "_tell", made.around(ledger._tell))
     monkeypatch.setattr(ledger, "write", made.around(ledger.write))
     monkeypatch.setattr("nodes.link.client.call", made.around(agent.call, before=True))
-    rung: list[str] = []
-    monkeypatch.setattr(
-        type(STEP), "ring", lambda self, identity, delay=0.0: made.cross() or rung.append(identity) or True
-    )
-    yield made
+
+    def ring(bell: Bell, identity: str, delay_seconds: float = 0.0) -> bool:
+        made.cross()
+        return True
+
+    monkeypatch.setattr(Bell, "ring", ring)
+    return made
 
 
 def run_with_kill(trap: Trap, operation_id: str, kill_at: int, pass_time: Callable[[float], None]) -> bool:

@@ -175,7 +175,7 @@ def test_an_engine_that_is_never_ready_is_stopped_again(agent, finish, pass_time
 @pytest.mark.parametrize("steps", range(7))
 def test_a_stop_during_a_launch_ends_it_with_nothing_left_running(agent, finish, pass_time, steps) -> None:
     placed()
-    agent.plan = SLOW + [READY]
+    agent.plan = [*SLOW, READY]
     operation = requests.start("tiny", PERSON)
     for _ in range(steps):
         worker.run_step(operation.pk)
