@@ -111,6 +111,7 @@ class Logs(AdminView):
 class Operations(AdminView):
     """What takes time, and what became of it."""
 
+    pagination_class = Page
     read_role = VIEWER
     required_role = OPERATOR
 
@@ -131,7 +132,7 @@ class Operations(AdminView):
                 found = found.filter(**{column: wanted})
         if flag(request, "open"):
             found = found.filter(finished_at__isnull=True)
-        pages = Page()
+        pages = self.pagination_class()
         rows = pages.paginate_queryset(found, request, view=self)
         return pages.get_paginated_response(OperationSerializer(rows, many=True).data)
 

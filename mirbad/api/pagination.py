@@ -26,6 +26,15 @@ class Page(LimitOffsetPagination):
         """How many rows to pass over. Raises InvalidRequest rather than guess."""
         return whole_number(request, "offset", 0, lowest=0, highest=MAX_OFFSET)
 
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        """The parameters, for the published schema."""
+        limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": self.default_limit}
+        offset = {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET, "default": 0}
+        return [
+            {"name": "limit", "in": "query", "required": False, "description": "Rows on a page.", "schema": limit},
+            {"name": "offset", "in": "query", "required": False, "description": "Rows passed over.", "schema": offset},
+        ]
+
     def get_paginated_response(self, data: Any) -> Response:
         """One page and the addresses of its neighbours."""
         return Response(

@@ -41,6 +41,7 @@ def _printed(models: Sequence[ModelDefinition]) -> list[dict[str, Any]]:
 class Models(AdminView):
     """Model definitions with their placements."""
 
+    pagination_class = Page
     read_role = VIEWER
     required_role = OPERATOR
     audited = {"POST": "model.create"}
@@ -48,7 +49,7 @@ class Models(AdminView):
     @extend_schema(operation_id="models_list", responses=ModelSerializer(many=True))
     def get(self, request: Request) -> Response:
         """All models, by id."""
-        pages = Page()
+        pages = self.pagination_class()
         rows = pages.paginate_queryset(queries.all_models(), request, view=self)
         return pages.get_paginated_response(_printed(rows or []))
 
@@ -88,6 +89,7 @@ class Model(AdminView):
 class Keys(AdminView):
     """Keys of ``/v1``."""
 
+    pagination_class = Page
     read_role = VIEWER
     required_role = OPERATOR
     audited = {"POST": "api-key"}
@@ -99,7 +101,7 @@ class Keys(AdminView):
     )
     def get(self, request: Request) -> Response:
         """All keys, newest first; never their secrets."""
-        pages = Page()
+        pages = self.pagination_class()
         found = keys.listed(include_revoked=flag(request, "includeRevoked"))
         rows = pages.paginate_queryset(found, request, view=self)
         return pages.get_paginated_response(KeySerializer(rows, many=True).data)

@@ -33,6 +33,7 @@ from nodes.models import JoinToken, MasterIdentity, Node
 class Nodes(AdminView):
     """All machines."""
 
+    pagination_class = Page
     read_role = VIEWER
     required_role = OPERATOR
 
@@ -45,7 +46,7 @@ class Nodes(AdminView):
         """Nodes by id, with GPUs and state."""
         everything = flag(request, "includeRevoked")
         found = Node.objects.all() if everything else Node.objects.not_revoked()
-        pages = Page()
+        pages = self.pagination_class()
         rows = pages.paginate_queryset(found.prefetch_related("gpus", "conditions", "pins"), request, view=self)
         return pages.get_paginated_response(NodeSerializer(rows, many=True).data)
 
@@ -104,7 +105,7 @@ class NodeJoinTokens(AdminView):
     required_role = OPERATOR
     audited = {"DELETE": "node.join-token"}
 
-    @extend_schema(operation_id="join_tokens_withdraw", responses=WithdrawnSerializer)
+    @extend_schema(operation_id="join_tokens_withdraw", responses={200: WithdrawnSerializer})
     def delete(self, request: Request, node_id: str) -> Response:
         """Expire them all."""
         return Response({"withdrawn": tokens.withdraw(node_id, self.actor)})

@@ -17,6 +17,7 @@ from mirbad.kernel.roles import OWNER
 class Tokens(AdminView):
     """Admin tokens."""
 
+    pagination_class = Page
     read_role = OWNER
     required_role = OWNER
     audited = {"POST": "admin-token"}
@@ -24,7 +25,7 @@ class Tokens(AdminView):
     @extend_schema(operation_id="tokens_list", responses=TokenSerializer(many=True))
     def get(self, request: Request) -> Response:
         """All tokens, newest first; never their secrets."""
-        pages = Page()
+        pages = self.pagination_class()
         rows = pages.paginate_queryset(AdminToken.objects.select_related("owner"), request, view=self)
         return pages.get_paginated_response(TokenSerializer(rows, many=True).data)
 
