@@ -13,39 +13,49 @@ def _flags(text: str) -> frozenset[str]:
 
 _MANAGED: dict[str, frozenset[str]] = {
     "vllm": _flags(
-        "--host --port --uds --root-path --api-key --model --model-tag --served-model-name --tensor-parallel-size -tp "
-        "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --config --hf-token "
-        "--hf-config-path --tokenizer --download-dir --chat-template --middleware --tool-parser-plugin "
-        "--reasoning-parser-plugin --logits-processors --lora-modules --allowed-local-media-path --log-config-file "
-        "--otlp-traces-endpoint --kv-transfer-config --worker-cls --worker-extension-cls --scheduler-cls "
-        "--master-addr --master-port --data-parallel-address --data-parallel-rpc-port --headless --nnodes "
-        "--node-rank"
+        "--host --port --uds --fd --root-path --api-key --model --model-tag --served-model-name "
+        "--tensor-parallel-size -tp --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh "
+        "--config --hf-token --hf-config-path --tokenizer --download-dir --chat-template --middleware "
+        "--tool-parser-plugin --reasoning-parser-plugin --logits-processors --lora-modules --allowed-local-media-path "
+        "--allowed-media-domains --log-config-file --otlp-traces-endpoint --kv-transfer-config --ec-transfer-config "
+        "--kv-events-config --worker-cls --worker-extension-cls --scheduler-cls --io-processor-plugin "
+        "--model-loader-extra-config --quantization-param-path --tool-server --profiler-config --grpc --master-addr "
+        "--master-port --data-parallel-address -dpa --data-parallel-rpc-port -dpp --headless --nnodes -n "
+        "--node-rank -r"
     ),
     "llama.cpp": _flags(
         "-m --model -mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hfd -hfrd --hf-repo-draft -hff --hf-file "
         "-hfv -hfrv --hf-repo-v -hffv --hf-file-v -hft --hf-token --host --port --reuse-port --path --api-prefix "
         "--api-key --api-key-file --ssl-key-file --ssl-cert-file -a --alias --log-file -mm --mmproj -mmu --mmproj-url "
-        "--lora --lora-scaled --control-vector --control-vector-scaled -md --model-draft --spec-draft-model "
-        "--grammar-file -jf --json-schema-file --chat-template-file --slot-save-path --models-dir --models-preset "
-        "--media-path --rpc -f --file -bf --binary-file -lcs --lookup-cache-static -lcd --lookup-cache-dynamic "
-        "--tools --webui-config-file -mv --model-vocoder --props"
+        "--lora --lora-scaled --control-vector --control-vector-scaled -md --model-draft --spec-draft-model -mv "
+        "--model-vocoder --grammar-file -jf --json-schema-file --chat-template-file --slot-save-path --models-dir "
+        "--models-preset --models-max --media-path --rpc -f --file -bf --binary-file --in-file -lcs "
+        "--lookup-cache-static -lcd --lookup-cache-dynamic --prompt-cache --tools --webui-config-file "
+        "--ui-config-file --mcp-servers-config --props"
     ),
-    "sim": _flags("--host --port --api-key --api-key-env --model --served-name --config"),
+    "sim": _flags("--host --port --api-key --served-name"),
 }
-# argparse takes any unambiguous beginning of a long flag for the flag itself.
-_ABBREVIATES = frozenset({"vllm", "sim"})
+# argparse takes any unambiguous beginning of a flag for the flag itself.
+_ABBREVIATES = frozenset({"vllm"})
 
 
 def refused(runtime: str, args: Sequence[str]) -> tuple[str, ...]:
     """Those of `args` that the engine would take for a managed flag, without their values."""
     managed = _MANAGED.get(runtime, frozenset())
-    names = [argument.split("=", 1)[0] for argument in args if argument.startswith("-")]
-    return tuple(name for name in names if _is_managed(runtime, name, managed))
+    names = [argument.split("=", 1)[0] for argument in args if argument.startswith("-") and not _is_number(argument)]
+    return tuple(name for name in names if name == "--" or _is_managed(runtime, name, managed))
 
 
 def _is_managed(runtime: str, name: str, managed: frozenset[str]) -> bool:
-    spelled = name.replace("_", "-") if name.startswith("--") else name
+    spelled = name.split(".", 1)[0].replace("_", "-") if name.startswith("--") else name
     if spelled in managed:
         return True
-    shortened = runtime in _ABBREVIATES and spelled.startswith("--") and len(spelled) > len("--")
-    return shortened and any(flag.startswith(spelled) for flag in managed)
+    return runtime in _ABBREVIATES and len(spelled) > 1 and any(flag.startswith(spelled) for flag in managed)
+
+
+def _is_number(argument: str) -> bool:
+    try:
+        float(argument)
+    except ValueError:
+        return False
+    return True

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from agent.runtimes import flags as agent_flags
+from agent.runtimes import llama_cpp, sim, vllm
 from mirbad.kernel.errors import InvalidRequest
 from models_app.registry import parse
 
@@ -121,9 +123,17 @@ def test_arguments_that_move_the_address_carry_a_key_or_read_files_are_refused(b
     assert args[0].split("=")[0] in problem["message"]
 
 
+@pytest.mark.parametrize(("base", "runtime"), [(VLLM, vllm), (LLAMA, llama_cpp), (SIM, sim)])
+def test_what_the_agent_would_refuse_is_refused_when_it_is_saved(base, runtime) -> None:
+    for flag in runtime._DENIED:
+        assert refusal(base, args=[flag]).problems[0]["code"] == "argument_managed", flag
+    for name in agent_flags._OWN_VARIABLES:
+        assert refusal(base, env={name: "x"}).problems[0]["code"] == "env_name_reserved", name
+
+
 def test_other_arguments_pass() -> None:
     assert parse({**VLLM, "args": ["--max-model-len", "4096", "--enforce-eager"]})
-    assert parse({**LLAMA, "args": ["-c", "4096", "--n-gpu-layers", "99"]})
+    assert parse({**LLAMA, "args": ["-c", "4096", "--n-gpu-layers", "-1"]})
 
 
 def test_a_secret_is_not_repeated_in_the_refusal() -> None:

@@ -96,7 +96,7 @@ def test_a_refusal_is_an_audit_line() -> None:
 
 
 def test_saving_replaces_every_field() -> None:
-    registry.create(model_data(args=["--x"], env={"A": "1"}, tags=["x"]), PERSON)
+    registry.create(model_data(args=["--a"], env={"A": "1"}, tags=["x"]), PERSON)
     registry.update("tiny", model_data(contextLength=2048), PERSON)
     model = definition()
     assert (model.args, model.env, model.tags, model.context_length) == ([], {}, [], 2048)
