@@ -1,0 +1,97 @@
+"""A whole web process over a seeded database, for browsers: ``python -m tests.browser.site serve PORT|do VERB``.
+
+Its environment comes from the fixture: a data folder and a broker of its own.
+"""
+
+import os
+import sys
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
+django.setup()
+
+PASSWORD = "correct horse battery"
+
+
+def prepare(kind: str) -> None:
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+
+    from mirbad.accounts.roles import ensure_groups
+    from tests.pages import seed
+
+    call_command("migrate", verbosity=0)
+    groups = ensure_groups()
+    for name in ("owner", "viewer"):
+        user = User.objects.create_user(name, password=PASSWORD, is_staff=name == "owner", is_superuser=name == "owner")
+        user.groups.add(groups[name])
+    if kind == "fleet":
+        seed.fleet()
+
+
+def serve(port: int) -> None:
+    import uvicorn
+
+    uvicorn.run("mirbad.asgi:application", host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+
+
+def signs_of_life() -> None:
+    """Heartbeats of the processes that are not part of these tests, so that pages do not call them dead."""
+    from mirbad.tasking import heartbeat
+
+    for name in ("enroll", "watcher", "worker", "beat", "up"):
+        heartbeat.start(name)
+
+
+def launch_moves_on() -> None:
+    from jobs.models import Operation, OperationEvent
+    from mirbad.kernel import clock
+    from mirbad.live import hints
+
+    operation = Operation.objects.get(model_id_text="qwen3-coder", finished_at=None)
+    operation.progress = {"text": "Loading weights, shard 5 of 6", "doneBytes": 24 * 2**30, "totalBytes": 28 * 2**30}
+    operation.save(update_fields=["progress"])
+    OperationEvent.objects.create(operation=operation, time=clock.now(), stage="waiting", text="Shard five.")
+    hints.changed("operations", operation.pk)
+    hints.flush()
+
+
+def launch_ends() -> None:
+    from jobs.models import Operation
+    from mirbad.kernel import clock
+    from mirbad.live import hints
+    from tests.pages import seed
+
+    now = clock.now()
+    Operation.objects.filter(model_id_text="qwen3-coder", finished_at=None).update(
+        stage="waiting", outcome="succeeded", finished_at=now, progress={}
+    )
+    seed.seen("qwen3-coder", "ready")
+    hints.changed("operations", "")
+    hints.changed("models", "qwen3-coder")
+    hints.flush()
+
+
+def ember_enrolls() -> None:
+    from mirbad.kernel import clock
+    from mirbad.live import hints
+    from nodes.models import JoinToken
+    from tests.pages import seed
+
+    JoinToken.objects.filter(node_id_text="forge").update(used_at=clock.now())
+    seed.node("forge", "", lifecycle="pending", reachability="unknown")
+    hints.changed("nodes", "forge")
+    hints.flush()
+
+
+VERBS = {"launch-moves-on": launch_moves_on, "launch-ends": launch_ends, "forge-enrolls": ember_enrolls}
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        prepare(sys.argv[3])
+        if sys.argv[3] == "fleet":
+            signs_of_life()
+        serve(int(sys.argv[2]))
+    else:
+        VERBS[sys.argv[2]]()

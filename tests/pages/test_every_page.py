@@ -1,0 +1,100 @@
+"""Every page opens for who may look, and for nobody else."""
+
+import pytest
+from django.urls import reverse
+
+from jobs.models import Operation
+from tests.pages import seed
+
+pytestmark = pytest.mark.app
+
+PAGES = (
+    ("home", []),
+    ("nodes:list", []),
+    ("nodes:detail", ["atlas"]),
+    ("nodes:detail", ["local"]),
+    ("nodes:detail", ["dune"]),
+    ("nodes:detail", ["borealis"]),
+    ("nodes:tab", ["atlas", "models"]),
+    ("nodes:tab", ["atlas", "certificates"]),
+    ("nodes:tab", ["atlas", "settings"]),
+    ("nodes:tab", ["atlas", "commands"]),
+    ("models:list", []),
+    ("models:detail", ["qwen3-14b"]),
+    ("models:detail", ["phi-4"]),
+    ("models:detail", ["draft-idea"]),
+    ("models:playground", []),
+    ("models:keys", []),
+    ("models:of-node", ["atlas"]),
+    ("models:node-cells", []),
+    ("jobs:list", []),
+    ("jobs:of-model", ["qwen3-coder"]),
+    ("jobs:timeline", ["qwen3-coder"]),
+    ("audit:list", []),
+)
+FOR_OPERATORS = (
+    ("nodes:add", []),
+    ("models:new", []),
+    ("models:edit", ["qwen3-coder"]),
+    ("models:node-fields", []),
+    ("models:key-new", []),
+)
+
+
+@pytest.fixture
+def fleet(db):
+    seed.fleet()
+
+
+@pytest.mark.parametrize(("name", "args"), PAGES)
+def test_a_viewer_may_look_at_a_page_and_its_fragment(fleet, viewer, name, args):
+    url = reverse(name, args=args)
+    page = viewer.client.get(url)
+    assert page.status_code == 200
+    fragment = viewer.client.get(url, headers={"HX-Request": "true"})
+    assert fragment.status_code == 200
+    assert b"<html" not in fragment.content
+
+
+@pytest.mark.parametrize(("name", "args"), PAGES + FOR_OPERATORS)
+def test_strangers_are_kept_out(fleet, anybody, stranger, name, args):
+    url = reverse(name, args=args)
+    door = anybody.get(url)
+    assert door.status_code == 302
+    assert door["Location"].startswith("/login?next=")
+    assert stranger.client.get(url).status_code == 403
+    fragment = anybody.get(url, headers={"HX-Request": "true"})
+    assert fragment.status_code == 401
+    assert fragment["HX-Redirect"] == "/login"
+
+
+@pytest.mark.parametrize(("name", "args"), FOR_OPERATORS)
+def test_pages_that_write_are_for_operators(fleet, viewer, operator, name, args):
+    url = reverse(name, args=args)
+    assert viewer.client.get(url).status_code == 403
+    assert operator.client.get(url).status_code == 200
+
+
+def test_an_operation_has_a_page(fleet, viewer):
+    for operation in Operation.objects.all():
+        assert viewer.client.get(reverse("jobs:detail", args=[operation.pk])).status_code == 200
+
+
+@pytest.mark.parametrize("url", ["/nodes/nobody", "/models/nothing", "/operations/op-0", "/nodes/atlas/nonsense"])
+def test_what_is_not_there_is_not_found(fleet, viewer, url):
+    answer = viewer.client.get(url)
+    assert answer.status_code == 404
+    assert b"Nothing here" in answer.content
+
+
+def test_pages_on_an_empty_master_say_what_to_do(operator):
+    for name, words in (
+        ("home", "No node has joined yet"),
+        ("nodes:list", "Add the first machine"),
+        ("models:list", "No model is defined yet"),
+        ("models:keys", "No keys"),
+        ("jobs:list", "Nothing has been started"),
+        ("audit:list", "No commands yet"),
+        ("models:playground", "No model is defined yet"),
+    ):
+        assert words in operator.client.get(reverse(name)).content.decode()
