@@ -13,6 +13,7 @@ from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 
+from mirbad.api.bodylimit import BodyLimit  # noqa: E402
 from mirbad.kernel import logs  # noqa: E402
 from mirbad.routing import websocket_urlpatterns  # noqa: E402
 from mirbad.tasking import heartbeat  # noqa: E402
@@ -25,7 +26,7 @@ class Application:
 
     def __init__(self) -> None:
         self._gateway: Gateway = inside.make()
-        self._django = _django
+        self._django = BodyLimit(_django)
         self._websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
         self._heartbeat: heartbeat.Heartbeat | None = None
 

@@ -9,6 +9,7 @@ from rest_framework.views import APIView
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.roles import VIEWER
 from mirbad.tasking import heartbeat
+from models_app.gateway.metrics import render
 
 
 @require_safe
@@ -58,6 +59,4 @@ class Metrics(APIView):
 
     def get(self, request: Request) -> HttpResponse:
         """The text exposition of this process."""
-        from models_app.gateway.metrics import render
-
         return HttpResponse(render(), content_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,72 @@
+"""Refuses a large body before Django writes it to disk: its ASGI handler reads the whole of it before any view runs."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from mirbad.api.problems import CONTENT_TYPE, PayloadTooLarge, body
+
+Message = Mapping[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BYTES = 2 * 1024 * 1024
+
+
+class _Over(Exception):
+    """More came than may."""
+
+
+class BodyLimit:
+    """An ASGI application around `app` that answers 413 to a body of more than `max_bytes`, declared or counted."""
+
+    def __init__(self, app: App, max_bytes: int = MAX_BYTES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is small enough."""
+        if _declared(scope) > self._max_bytes:
+            await self._refuse(send)
+            return
+        received = 0
+        answering = False
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise _Over
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal answering
+            answering = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except _Over:
+            if answering:
+                raise
+            await self._refuse(send)
+
+    async def _refuse(self, send: Send) -> None:
+        document = body(PayloadTooLarge(f"The body is larger than {self._max_bytes} bytes."))
+        headers = [
+            (b"content-type", CONTENT_TYPE.encode()),
+            (b"cache-control", b"no-store"),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": document["status"], "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(document).encode()})
+
+
+def _declared(scope: Scope) -> int:
+    for name, value in scope.get("headers", ()):
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,38 @@
+"""System checks of the environment."""
+
+import pytest
+
+from mirbad import checks
+from mirbad.kernel.conf import read_settings
+
+pytestmark = pytest.mark.unit
+
+
+def found(monkeypatch, tmp_path, **values):
+    given = read_settings(
+        {"MIRBAD_DATA": str(tmp_path), **{f"MIRBAD_{name.upper()}": value for name, value in values.items()}}
+    )
+    monkeypatch.setattr(checks, "settings", lambda: given)
+    return [message.id for message in checks.environment()]
+
+
+@pytest.mark.parametrize(
+    ("values", "ids"),
+    [
+        ({}, []),
+        ({"trusted_proxies": "127.0.0.1, 10.0.0.0/8, ::1"}, []),
+        ({"trusted_proxies": "my-proxy"}, ["mirbad.E001"]),
+        ({"trusted_proxies": "0.0.0.0/0"}, ["mirbad.E002"]),
+        ({"bind": "0.0.0.0"}, ["mirbad.W001"]),
+        ({"bind": "0.0.0.0", "hosts": "master.lan"}, []),
+        ({"hosts": "*"}, ["mirbad.W002"]),
+        ({"secret_key": "short"}, ["mirbad.E003"]),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_named(monkeypatch, tmp_path, values, ids):
+    assert found(monkeypatch, tmp_path, **values) == ids
+
+
+def test_a_secrets_folder_that_others_can_read_is_named(monkeypatch, tmp_path):
+    (tmp_path / "secrets").mkdir(mode=0o755)
+    assert found(monkeypatch, tmp_path) == ["mirbad.W003"]
