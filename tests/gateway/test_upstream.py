@@ -153,9 +153,10 @@ async def test_bytes_on_an_idle_connection_close_it():
         pool.release(connection)
         assert pool.idle_count == 1
         more.set()
-        async with asyncio.timeout(2):
-            while pool.idle_count:
-                await asyncio.sleep(0.005)
+        for _ in range(400):
+            await asyncio.sleep(0.005)
+            if not pool.idle_count:
+                break
         assert pool.take_idle() is None
 
 
@@ -223,11 +224,9 @@ async def test_silence_before_the_head_and_between_bytes_is_timed_apart():
         connection = await pool.connect()
         connection.begin(REQUEST, b"")
         await connection.head(1.0)
-        body = b""
+        assert [await connection.read(0.25) for _ in range(5)] == [b"a", b"b", b"b", b"b", b"b"]
         with pytest.raises(TimedOut):
-            while data := await connection.read(0.25):
-                body += data
-        assert body == b"abbbb"
+            await connection.read(0.25)
 
 
 async def test_a_reader_that_does_not_come_stops_the_server():

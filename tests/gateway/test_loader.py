@@ -1,0 +1,217 @@
+"""The routing table as it is read from the rows, and how it is kept fresh."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mirbad.kernel.actor import CONFIG
+from models_app import keys, routing
+from models_app.gateway import loader
+from models_app.gateway.table import NodeState, RouteState, Table
+from models_app.models import ApiKey, ModelDefinition, Placement
+from nodes.models import Node, NodePin
+from nodes.pki import authority
+
+pytestmark = [pytest.mark.app, pytest.mark.django_db]
+
+
+def node(name, lifecycle="approved", reachability="online"):
+    made = Node.objects.create(id=name, address="192.0.2.7", lifecycle=lifecycle, reachability=reachability)
+    NodePin.objects.create(node=made, slot=NodePin.CURRENT, spki_sha256=(name * 64)[:64])
+    return made
+
+
+def placed(model, on, desired="running", observed="ready", **more):
+    return Placement.objects.create(model_id=model, node_id_text=on, desired=desired, observed=observed, **more)
+
+
+def defined(name, **more):
+    return ModelDefinition.objects.create(id=name, runtime="sim", delivery="process", **more)
+
+
+@pytest.fixture
+def trust():
+    authority.ensure()
+
+
+@pytest.mark.parametrize(
+    ("desired", "observed", "expected"),
+    [
+        ("running", "ready", RouteState.READY),
+        ("running", "starting", RouteState.COMING),
+        ("running", "stopped", RouteState.COMING),
+        ("running", "unknown", RouteState.COMING),
+        ("running", "failed", RouteState.DOWN),
+        ("running", "unhealthy", RouteState.DOWN),
+        ("running", "stopping", RouteState.DOWN),
+        ("stopped", "ready", RouteState.DOWN),
+        ("stopped", "stopped", RouteState.DOWN),
+        ("stopped", "starting", RouteState.DOWN),
+    ],
+)
+def test_a_route_is_ready_only_when_it_is_wanted_and_seen(desired, observed, expected):
+    defined("m")
+    row = placed("m", "n1", desired, observed, generation=7)
+    route = loader.build().models["m"].routes[0]
+    assert (route.state, route.placement_id, route.generation) == (expected, str(row.id), 7)
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "reachability", "expected"),
+    [
+        ("approved", "online", NodeState.SERVING),
+        ("approved", "offline", NodeState.OFFLINE),
+        ("approved", "unknown", NodeState.OFFLINE),
+        ("approved", "incompatible", NodeState.INCOMPATIBLE),
+        ("approved", "fenced", NodeState.PENDING_TAKEOVER),
+        ("pending", "online", None),
+        ("revoked", "online", None),
+    ],
+)
+def test_a_node_serves_only_when_approved_and_online(trust, lifecycle, reachability, expected):
+    node("n1", lifecycle, reachability)
+    table = loader.build()
+    assert table.nodes.get("n1") is expected
+    assert ("n1" in table.endpoints) is (expected is not None)
+
+
+def test_names_time_outs_and_dial_addresses_come_from_the_rows(trust):
+    defined("plain")
+    defined("named", served_names=["org/a", "b"], first_byte_timeout_seconds=7, idle_timeout_seconds=8)
+    made = node("n1")
+    table = loader.build()
+    assert set(table.models) == {"plain", "org/a", "b"}
+    assert table.models["b"] is table.models["org/a"]
+    assert (table.models["b"].first_byte_seconds, table.models["b"].idle_seconds) == (7, 8)
+    endpoint = table.endpoints["n1"]
+    assert (endpoint.host, endpoint.port) == ("192.0.2.7", 9443)
+    assert str(made.uid) in endpoint.server_name
+    assert loader.build().endpoints == table.endpoints  # so that connections are kept
+
+
+def test_revoked_keys_are_not_in_the_table_and_expired_ones_are_told_apart_later():
+    defined("m")
+    until = datetime.now(UTC) + timedelta(hours=1)
+    _, good = keys.create("good", actor=CONFIG, allowed_models=["m"], expires_at=until)
+    old, secret = keys.create("old", actor=CONFIG)
+    keys.revoke(old.id, CONFIG)
+    table = loader.build()
+    assert keys.digest(secret) not in table.keys
+    key = table.keys[keys.digest(good)]
+    assert (key.allowed, key.expires_at) == (frozenset({"m"}), until)
+
+
+def test_the_number_of_queries_does_not_grow_with_the_rows(trust, django_assert_max_num_queries):
+    for count in (1, 12):
+        for number in range(count):
+            name = f"{count}-{number}"
+            defined(name)
+            node(name)
+            placed(name, name)
+            keys.create(name, actor=CONFIG)
+        with django_assert_max_num_queries(9):
+            loader.build()
+
+
+def test_an_unchanged_version_is_one_query(django_assert_num_queries):
+    routing.bump()
+    source = loader.Database()
+    table = source.read(None)
+    assert table is not None
+    with django_assert_num_queries(1):
+        assert source.read(table.version) is None
+    routing.bump()
+    assert source.read(table.version) is not None
+
+
+def test_the_last_use_of_keys_is_written_for_many_at_once(django_assert_num_queries):
+    ids = {keys.create(name, actor=CONFIG)[0].id for name in "abc"}
+    unused, _ = keys.create("unused", actor=CONFIG)
+    with django_assert_num_queries(1):
+        loader.Database().write_used(ids)
+    assert set(ApiKey.objects.exclude(last_used_at=None).values_list("id", flat=True)) == ids
+    unused.refresh_from_db()
+    assert unused.last_used_at is None
+
+
+class Source:
+    """A source by hand, which can fail."""
+
+    def __init__(self):
+        self.version, self.reads, self.fails, self.used, self.closed = 0, [], False, set(), 0
+
+    def read(self, known):
+        self.reads.append(known)
+        if self.fails:
+            raise OSError("the database is away")
+        return None if known == self.version else Table(version=self.version)
+
+    def write_used(self, key_ids):
+        self.used |= key_ids
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def source(monkeypatch):
+    monkeypatch.setattr(loader, "POLL_SECONDS", 0.02)
+    return Source()
+
+
+async def test_a_change_is_swapped_in_and_told(source):
+    seen = []
+    table = loader.Loader(seen.append, source)
+    await table.start()
+    assert [t.version for t in seen] == [0]
+    source.version = 5
+    await asyncio.wait_for(table.changed(), 2)
+    assert table.table.version == 5
+    await table.stop()
+    assert source.closed
+
+
+async def test_without_a_change_the_table_is_still_rebuilt_now_and_then(source, monkeypatch):
+    monkeypatch.setattr(loader, "REBUILD_SECONDS", 0.1)
+    table = loader.Loader(lambda _: None, source)
+    await table.start()
+    await asyncio.wait_for(table.changed(), 2)
+    assert source.reads.count(None) >= 2
+    assert source.reads.count(0) >= 1
+    await table.stop()
+
+
+async def test_a_database_that_is_away_leaves_the_last_table_in_use(source, caplog):
+    source.version = 3
+    table = loader.Loader(lambda _: None, source)
+    await table.start()
+    source.fails, source.version = True, 4
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        if source.closed >= 3:
+            break
+    assert table.table.version == 3
+    source.fails = False
+    await asyncio.wait_for(table.changed(), 2)
+    assert table.table.version == 4
+    await table.stop()
+
+
+async def test_a_hint_that_the_table_is_wrong_reads_it_at_once(source, monkeypatch):
+    monkeypatch.setattr(loader, "POLL_SECONDS", 10)
+    table = loader.Loader(lambda _: None, source)
+    await table.start()
+    table.hurry()
+    await asyncio.wait_for(table.changed(), 3)
+    await table.stop()
+
+
+async def test_keys_that_were_used_are_written_at_the_latest_at_the_end(source):
+    table = loader.Loader(lambda _: None, source)
+    await table.start()
+    table.used(7)
+    table.used(7)
+    assert source.used == set()
+    await table.stop()
+    assert source.used == {7}
