@@ -57,7 +57,7 @@ def test_each_noqa_names_its_rule_and_its_reason() -> None:
         f"{name(path)}:{number}"
         for path in modules()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if "# noqa" in line and not re.search(r"# noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)*  \S", line)
+        if "# noqa" in line and not re.search(r"# noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)*( -| –)? +\S", line)
     ]
     assert not bare, f"write `# noqa: RULE  the reason`: {bare}"
 
