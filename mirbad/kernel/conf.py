@@ -106,7 +106,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     for name, text in environ.items():
         if name in known:
             values[known[name]] = text
-        elif name.startswith("MIRBAD_") and name.endswith("_FILE") and known.get(name[:-5]) in _SECRETS:
+        elif name.endswith("_FILE") and known.get(name[:-5]) in _SECRETS:
             field = known[name[:-5]]
             try:
                 values.setdefault(field, Path(text).read_text().strip())
