@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
 
+from agent.clock import now_text
 from agent.identity import (
     BrokenIdentity,
     Identity,
@@ -46,6 +47,9 @@ CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
 RETRY_PAUSES = (1.0, 2.0, 4.0)
 _ANSWER_LIMIT = 256 * 1024
+_NOT_NOW = frozenset({9, 10})
+"""OpenSSL's codes for a certificate that is not valid yet, or no longer."""
+
 _CA_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -252,6 +256,11 @@ def _ask(listener: Listener, authority: x509.Certificate, path: str, request: En
         tls = context.wrap_socket(plain, server_hostname=ENROLL_SERVER_NAME)
     except ssl.SSLCertVerificationError as error:
         plain.close()
+        if error.verify_code in _NOT_NOW:
+            raise JoinFailed(
+                f"the certificate of {listener} is not valid at this machine's time ({now_text()}); check the clock. "
+                "The token was not sent"
+            ) from error
         raise HashDiffers(
             f"{listener} is not the enroll listener of that CA ({error.verify_message}). The token was not sent"
         ) from error
@@ -329,7 +338,12 @@ def _check(
         names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except BrokenIdentity as error:
         raise BadAnswer(f"the master's answer cannot be used: {error}") from error
-    except (x509.ExtensionNotFound, ValueError) as error:
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ) as error:
         raise BadAnswer("the master's answer cannot be used: the certificate names no node") from error
     if uid is not None and identity.node_uid != uid:
         raise BadAnswer(f"the master answered for the node with uid {identity.node_uid}, not {uid}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -98,7 +99,7 @@ def read_certificates(pem: Sequence[str]) -> tuple[x509.Certificate, ...]:
     """The certificates of several PEM texts, one each. BrokenIdentity when one cannot be read."""
     try:
         return tuple(x509.load_pem_x509_certificate(text.encode()) for text in pem)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise BrokenIdentity("a certificate cannot be read") from error
 
 
@@ -127,7 +128,10 @@ class Identity:
         for pin in (self.master.current, self.master.next):
             if pin is not None and not _SHA256.fullmatch(pin):
                 raise BrokenIdentity("the master's key fingerprint is not a SHA-256 in lower hex")
-        public = self.certificate.public_key()
+        try:
+            public = self.certificate.public_key()
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise BrokenIdentity("the certificate's key cannot be read") from error
         if not isinstance(public, ec.EllipticCurvePublicKey) or spki_of(public) != spki_of(key_from_pem(self.key_pem)):
             raise BrokenIdentity("the certificate is of another key; re-pair the node (join --rekey)")
 

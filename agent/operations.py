@@ -200,7 +200,7 @@ class Journal:
         if surplus <= 0:
             return
         # A tenth more than needed, so that not every call deletes.
-        oldest = [key for key, entry in self._entries.items() if entry.view.state != "running"]
+        oldest = [key for key in self._entries if key not in self._at_work]
         gone = oldest[: surplus + self._retained // 10]
         for key in gone:
             del self._entries[key]

@@ -1,6 +1,5 @@
 """What stands before every handler: the peer's key, approval, the fence, the journal; and errors as bodies."""
 
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def refusal(error: AgentError, status: int | None = None) -> web.Response:
     """The answer that carries `error`."""
-    return web.json_response(error.to_refusal().to_wire(), status=status or error.http_status, dumps=json.dumps)
+    return web.json_response(error.to_refusal().to_wire(), status=status or error.http_status)
 
 
 def _is_answered(request: web.Request) -> bool:

@@ -162,6 +162,7 @@ print("ready", flush=True)
 while True:
     for identity in fresh:
         store.install(identity)
+        print(".", flush=True)
 """
 
 
@@ -176,8 +177,9 @@ def test_kill_9_at_any_moment_leaves_an_identity_that_works(tmp_path: Path, flee
             env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         )
         assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(0.003 * (round_number + 1))
+        for _ in range(round_number + 2):
+            child.stdout.readline()
+        time.sleep(0.0007 * round_number)
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()

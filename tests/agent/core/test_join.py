@@ -118,6 +118,22 @@ def test_the_masters_client_certificate_cannot_pose_as_the_enroll_listener(liste
         quick(order_for(listener), state)
 
 
+def test_a_wrong_clock_is_told_as_one(listener: EnrollServer, state: Path, fleet: Fleet) -> None:
+    from datetime import timedelta
+
+    from agent.identity import new_key
+    from nodes.pki import certs
+    from tests.agent.core.fleet import Leaf, now
+
+    key = new_key()
+    past = now() - timedelta(days=800)
+    ca = certs.make_ca(fleet.ca_key, past)
+    listener.leaf = Leaf(key, certs.issue_enroll(certs.Issuer(ca, fleet.ca_key), key.public_key(), (), past))
+    with pytest.raises(JoinFailed, match="check the clock"):
+        quick(order_for(listener), state)
+    assert listener.asked == []
+
+
 def test_a_lost_reply_is_asked_for_again_with_the_same_key(listener: EnrollServer, state: Path) -> None:
     listener.answers = [None, None]
     identity = quick(order_for(listener), state)

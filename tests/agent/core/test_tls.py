@@ -12,7 +12,7 @@ import pytest
 
 from agent.identity import BrokenIdentity, Identity, key_to_pem, new_key
 from agent.server import serve
-from agent.server.tls import inner_context
+from agent.server.tls import NO_CHECK_TIME, inner_context
 from agent.wire.enroll import MasterSpki
 from tests.agent.core.conftest import Agent, Master
 from tests.agent.core.fleet import UID, Fleet, Leaf, server_name
@@ -179,17 +179,24 @@ def test_a_torn_pair_is_no_identity(identity: Identity) -> None:
         dataclasses.replace(identity, key_pem=key_to_pem(new_key()))
 
 
-def test_an_expired_certificate_passes_no_handshake(fleet: Fleet) -> None:
+async def test_an_expired_certificate_is_served_for_a_return_by_pin_alone(agent: Agent) -> None:
     from datetime import timedelta
 
     from nodes.pki import certs
     from tests.agent.core.fleet import now
 
     key = new_key()
+    fleet = agent.fleet
     old = certs.issue_node(fleet.issuer, key.public_key(), UID, now() - timedelta(days=200))
     identity = dataclasses.replace(fleet.identity(), key_pem=key_to_pem(key), chain=(certs.to_pem(old),))
-    with pytest.raises(BrokenIdentity):
-        inner_context(identity)
+    agent.store.install(identity)
+    assert agent.server.take_identity()
+    assert not await _is_let_in(agent.new_master(fleet.master))
+    context = fleet.client_context(agent.folder, fleet.master)
+    context.verify_flags |= NO_CHECK_TIME
+    returning = Master(agent.server.port, context)
+    assert (await returning.get("/info")).body["certNotAfter"] < now().isoformat()
+    await returning.session.close()
 
 
 def test_the_key_never_meets_the_disk_when_a_context_is_made(
