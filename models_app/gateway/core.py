@@ -109,7 +109,9 @@ def find_model(table: Table, key: Key, name: str) -> Model:
 def choose(
     table: Table, model: Model, in_flight: Callable[[str], int], tried: Collection[str] = ()
 ) -> Route | refusals.Refusal:
-    """The ready route with the least in flight, else why there is none: node states first, then readiness."""
+    """The ready route with the least in flight, else why there is none: windows, node states, then readiness."""
+    if (paused := table.paused.get(model.id)) is not None:
+        return paused
     best: Route | None = None
     for route in model.routes:
         if (
@@ -151,7 +153,7 @@ _NODE_REFUSALS: dict[NodeState, Callable[[str, str], refusals.Refusal]] = {
 
 def is_coming(table: Table, model: Model) -> bool:
     """Whether a route of `model` is starting on a node that serves, so that waiting makes sense."""
-    return any(
+    return model.id not in table.paused and any(
         route.state is RouteState.COMING and table.nodes.get(route.node_id) is NodeState.SERVING
         for route in model.routes
     )
@@ -159,7 +161,7 @@ def is_coming(table: Table, model: Model) -> bool:
 
 def is_ready(table: Table, model: Model) -> bool:
     """Whether a request for `model` would be sent on now."""
-    return any(
+    return model.id not in table.paused and any(
         route.state is RouteState.READY
         and table.nodes.get(route.node_id) is NodeState.SERVING
         and route.node_id in table.endpoints

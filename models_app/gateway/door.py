@@ -23,6 +23,7 @@ Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+BODY_IDLE_SECONDS = 60.0
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 8 * 1024 * 1024
 _SLOW_SEND_SECONDS = 0.005
@@ -135,6 +136,8 @@ class Visit:
         table = gateway.loader.table
         if table.version < 0:
             raise refusals.starting_up()
+        if table.closed is not None:
+            raise table.closed
         key = core.authenticate(table, self._headers, clock.now())
         gateway.loader.used(key.id)
         length = core.declared_length(self._headers)
@@ -218,6 +221,13 @@ class Visit:
     # The client's side
 
     async def _read_body(self, *, keep: bool) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_IDLE_SECONDS) as silence:
+                return await self._read_parts(silence, keep=keep)
+        except TimeoutError:
+            raise refusals.too_slow() from None
+
+    async def _read_parts(self, silence: asyncio.Timeout, *, keep: bool) -> bytes:
         limit = self._gateway.max_body_bytes
         parts: list[bytes] = []
         size = 0
@@ -234,6 +244,7 @@ class Visit:
             if not message.get("more_body", False):
                 self._body_read = True
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+            silence.reschedule(self._loop.time() + BODY_IDLE_SECONDS)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -49,7 +49,10 @@ async def open_stream(body: bytes, *, model: str) -> AsyncIterator[bytes]:
     gateway = _running
     try:
         peek = bodies.peek(body)
-        found = gateway.loader.table.models.get(model)
+        table = gateway.loader.table
+        if table.closed is not None:
+            raise table.closed
+        found = table.models.get(model)
         if found is None or peek.model != model:
             raise unknown_model(model)
         call = Call(CHAT_PATH, model, body, [(b"content-type", b"application/json")], core.request_id(()))

@@ -64,11 +64,13 @@ class NodePool:
             raise ConnectFailed(f"{peer.host} port {peer.port} did not answer within {CONNECT_SECONDS:g} s") from error
         except (OSError, ssl.SSLError) as error:
             raise ConnectFailed(str(error) or type(error).__name__) from error
-        connection.on_lost = self._lost
-        self._open.add(connection)
+        if not connection.alive:
+            raise ConnectFailed("the node closed the connection at once")
         if self._retired:
             connection.abort()
             raise ConnectFailed("the node's address or trust changed meanwhile")
+        connection.on_lost = self._lost
+        self._open.add(connection)
         return connection
 
     async def _dial(self) -> Connection:
@@ -137,6 +139,9 @@ class NodePool:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+            if not connection.served:
+                # An agent that refuses this master does so behind the handshake: do not knock without a pause.
+                self._not_before = self._loop.time() + _WARM_RETRY_SECONDS
 
 
 class Pools:

@@ -1,6 +1,7 @@
 """Why `/v1` refuses, each with its status, code and words, in the error object of the OpenAI API."""
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ STARTING_RETRY_SECONDS = 5
 NOT_READY_RETRY_SECONDS = 30
 NODE_RETRY_SECONDS = 15
 BLOCKED_RETRY_SECONDS = 60
+MAINTENANCE_RETRY_SECONDS = 30
 
 
 @dataclass(eq=False)
@@ -82,6 +84,11 @@ def starting_up() -> Refusal:
     return Refusal(503, "server_busy", "The server is starting. Try again in a moment.", retry_after=1)
 
 
+def too_slow() -> Refusal:
+    """408: the body did not come on."""
+    return Refusal(408, "request_timeout", "The request body did not arrive in time. Send it again.")
+
+
 def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> Refusal:
     """400: the body cannot be used as it is."""
     return Refusal(400, code, message, param=param)
@@ -100,6 +107,12 @@ def wrong_method(path: str, allow: str) -> Refusal:
 def unknown_model(name: str) -> Refusal:
     """404: no such model, or the key may not use it."""
     return Refusal(404, "model_not_found", f"The model {name[:200]!r} does not exist or is not open to you.", "model")
+
+
+def maintenance(message: str, estimate_seconds: float) -> Refusal:
+    """503: a window keeps the model, or everything, from being used; `message` says for what and until when."""
+    retry_after = max(MAINTENANCE_RETRY_SECONDS, math.ceil(estimate_seconds))
+    return Refusal(503, "maintenance", message, retry_after=retry_after)
 
 
 def node_offline(model: str, node: str) -> Refusal:

@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
+from models_app.gateway.refusals import Refusal
+
 
 class Reachable(Protocol):
     """Where an agent is dialled; `nodes.link.transport.Endpoint` is one. No TLS context means plain TCP.
@@ -96,10 +98,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The whole picture. `keys` by SHA-256 hex, `models` by served name, `nodes` and `endpoints` by node id."""
+    """The whole picture. `keys` by SHA-256 hex, `models` by served name, `nodes` and `endpoints` by node id.
+
+    `closed` refuses everything, before a key is looked at; `paused` refuses single models, by id.
+    """
 
     version: int = -1
     keys: Mapping[str, Key] = field(default_factory=dict)
     models: Mapping[str, Model] = field(default_factory=dict)
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     endpoints: Mapping[str, Reachable] = field(default_factory=dict)
+    closed: Refusal | None = None
+    paused: Mapping[str, Refusal] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from models_app import keys
-from models_app.gateway import catalog, core
+from models_app.gateway import catalog, core, refusals
 from models_app.gateway.refusals import Refusal
 from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
 
@@ -14,6 +14,9 @@ pytestmark = pytest.mark.unit
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 GOOD, NARROW, OLD = "ssk_" + "g" * 43, "ssk_" + "n" * 43, "ssk_" + "o" * 43
+
+
+GOOD_KEY = Key(1, "good", None, None)
 
 
 def route(name="p1", node="n1", state=RouteState.READY):
@@ -150,6 +153,17 @@ def test_node_states_are_told_before_readiness_and_each_503_says_when_to_come_ba
     assert (refusal.status, refusal.code) == (503, code)
     assert int(dict(refusal.headers())[b"retry-after"]) >= 1
     assert refusal.payload()["error"]["type"] == "server_error"
+
+
+def test_a_paused_model_is_in_maintenance_before_its_node_is_looked_at():
+    m = model(route(state=RouteState.COMING))
+    window = refusals.maintenance("Benchmark on node n1; paused until ~10:00 UTC.", 12.2)
+    routes = replace(table(m, n1=OFF), paused={"m": window})
+    found = core.choose(routes, m, lambda _: 0)
+    assert (found.status, found.code, found.retry_after) == (503, "maintenance", 30)
+    assert refusals.maintenance("x", 99.1).retry_after == 100
+    assert not core.is_coming(routes, m)
+    assert b'"id": "m"' not in catalog.listing(replace(table(model(route())), paused={"m": window}), GOOD_KEY)
 
 
 def test_a_starting_model_says_so_and_asks_to_come_back_soon():

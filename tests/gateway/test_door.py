@@ -8,6 +8,7 @@ import openai
 import psutil
 import pytest
 
+from models_app.gateway import door, refusals
 from models_app.gateway.table import NodeState, RouteState
 from tests.gateway.client import CHAT, Raw, ask, refused
 from tests.gateway.fleet import ENGINE_KEY, EXPIRED_SECRET, NARROW_SECRET, SECRET, model
@@ -155,6 +156,26 @@ def test_each_refusal_comes_before_those_behind_it(fleet):
     fleet.table(version=-1)
     assert refused(fleet, {"model": "m"}) == (503, "server_busy")
     assert fleet.engine.seen == []
+
+
+def test_a_window_over_everything_comes_before_the_key_and_one_over_a_model_behind_404(fleet):
+    window = refusals.maintenance("A benchmark runs; paused until ~10:00 UTC.", 5)
+    fleet.table(closed=window)
+    assert refused(fleet, b"nonsense", key=None) == (503, "maintenance")
+    assert refused(fleet, None, "/v1/models", method="GET") == (503, "maintenance")
+    fleet.table(paused={"m": window}, state=NodeState.OFFLINE)
+    assert refused(fleet, b"nonsense", key=None) == (401, "invalid_api_key")
+    assert refused(fleet, {"model": "nothing"}) == (404, "model_not_found")
+    assert refused(fleet, {"model": "m"}) == (503, "maintenance")
+
+
+def test_a_body_that_does_not_come_on_gives_its_place_back(fleet, monkeypatch):
+    monkeypatch.setattr(door, "BODY_IDLE_SECONDS", 0.2)
+    with Raw(fleet) as client:
+        client.head("Content-Length: 1000")
+        client.socket.sendall(b"{")
+        assert client.read_until(b"}}").startswith(b"HTTP/1.1 408 ")
+    assert fleet.wait_for(lambda: fleet.gateway.in_flight == 0, 2)
 
 
 def test_nothing_stays_in_flight_after_refusals(fleet):
