@@ -35,7 +35,8 @@ from agent.wire.instances import PullProgress
 T = TypeVar("T")
 
 _PULL_TIMEOUT_SECONDS = 600
-_WORKERS = 64
+_CALLS = 8
+_LONG_CALLS = 512
 _SHARED_MEMORY_BYTES = 8 * 1024**3
 """A cap of /dev/shm, which engines with several GPUs use; nothing is taken before it is used."""
 
@@ -58,11 +59,15 @@ class DockerDelivery:
         self._node = node
         self._client: docker.DockerClient | None = None
         self._connecting = threading.Lock()
-        # an own pool: following logs and pulling keep a thread each, and must not take those of everything else
-        self._threads = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="docker")
+        # following logs and pulling keep a thread each, and must not take those of short calls
+        self._threads = ThreadPoolExecutor(max_workers=_CALLS, thread_name_prefix="docker")
+        self._long = ThreadPoolExecutor(max_workers=_LONG_CALLS, thread_name_prefix="docker-long")
 
     async def _do(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(call, *arguments))
+
+    async def _do_long(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._long, functools.partial(call, *arguments))
 
     def _engine(self) -> docker.DockerClient:
         with self._connecting:
@@ -89,7 +94,7 @@ class DockerDelivery:
                 loop.call_soon_threadsafe(progress, value)
 
         try:
-            await self._do(self._pull, images.parse(image.reference, image.digest), tell, stop)
+            await self._do_long(self._pull, images.parse(image.reference, image.digest), tell, stop)
         finally:
             stop.set()
 
@@ -261,7 +266,7 @@ class DockerDelivery:
         while True:
             opened: list[Any] = []
             try:
-                await self._do(self._copy, handle, log, opened)
+                await self._do_long(self._copy, handle, log, opened)
             except asyncio.CancelledError:
                 for stream in opened:
                     stream.close()
@@ -289,7 +294,7 @@ class DockerDelivery:
 
     async def stop(self, handle: Handle, grace_seconds: float) -> Seen:
         """SIGTERM and, after the grace, SIGKILL, both by the engine."""
-        return await self._do(self._stop, handle, grace_seconds)
+        return await self._do_long(self._stop, handle, grace_seconds)
 
     def _stop(self, handle: Handle, grace_seconds: float) -> Seen:
         container = self._get(handle)
@@ -317,7 +322,8 @@ class DockerDelivery:
 
     async def close(self) -> None:
         """Let go of the engine; containers go on."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._client is not None:
             self._client.close()
 

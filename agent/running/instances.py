@@ -123,6 +123,8 @@ class Instances:
         async with self._door:
             if (known := self._known(instance_id, operation_id)) is not None:
                 return known
+            if (earlier := self._keepers.get(instance_id)) is not None:
+                await earlier.wait_final()
             need, lanes = room.need_of(spec, source), room.lanes_of(spec)
             record = Record(
                 instance_id=instance_id, operation_id=operation_id, spec=spec, api_key=secrets.token_urlsafe(32)

@@ -17,6 +17,7 @@ from agent.deliveries.base import DeliveryFailed, EngineDelivery, Handle, Seen
 from agent.errors import AgentError
 from agent.logs import LogFile
 from agent.running import ports, room
+from agent.running.endings import Ended, how_it_ended
 from agent.running.health import Beat
 from agent.running.orders import make
 from agent.running.record import Record
@@ -30,16 +31,6 @@ _PORT_TRIES = 4
 _LAST_LINES = 30
 _PORT_WORDS = re.compile(r"address already in use|couldn't bind|could not bind|cannot listen|errno 98", re.IGNORECASE)
 _STOP_AGAIN_SECONDS = 5.0
-
-
-class Ended(Exception):
-    """The engine is gone or must go; `reason` is a sentence."""
-
-    def __init__(self, code: str, reason: str, seen: Seen | None = None) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-        self.seen = seen
 
 
 class Keeper:
@@ -232,6 +223,7 @@ class Keeper:
             if beat is Beat.LOADING and record.state is InstanceState.STARTING:
                 await self._set(state=InstanceState.LOADING)
             await self._show_last_line()
+            await self._keep_log_short()
             await asyncio.sleep(self.yard.pace.starting)
 
     async def _show_last_line(self) -> None:
@@ -277,7 +269,7 @@ class Keeper:
     async def _must_run(self, handle: Handle) -> None:
         seen = await self.delivery.seen(handle)
         if not seen.running:
-            raise Ended("out_of_memory" if seen.out_of_memory else "engine_exited", _how_it_ended(seen), seen)
+            raise Ended("out_of_memory" if seen.out_of_memory else "engine_exited", how_it_ended(seen), seen)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -384,14 +376,3 @@ class Keeper:
             setattr(self.record, name, value)
         await self.yard.records.save(self.record)
         self.yard.changed(self.view())
-
-
-def _how_it_ended(seen: Seen) -> str:
-    """A sentence for an engine that ended by itself."""
-    if seen.out_of_memory:
-        return "The engine was ended by the system because the memory ran out (exit code 137)."
-    if seen.exit_code is None:
-        return "The engine ended; its exit code is not known, because it was started by an earlier run of the agent."
-    if seen.exit_code == 137:
-        return "The engine was killed (exit code 137): often the system does that when the memory runs out."
-    return f"The engine ended by itself with exit code {seen.exit_code}."

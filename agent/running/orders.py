@@ -12,7 +12,7 @@ from agent.running.record import Record
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
 from agent.runtimes.base import Seat, Source
-from agent.wire.capability import Delivery, MemoryModel
+from agent.wire.capability import Delivery, MemoryModel, Runtime
 from agent.wire.instances import LaunchSpec
 
 
@@ -30,6 +30,8 @@ def _gpus(spec: LaunchSpec, yard: Yard) -> tuple[str, ...] | None:
     """GPUs by UUID; empty is all that there are (they share the machine's memory); None is no GPU."""
     if spec.gpu_uuids:
         return spec.gpu_uuids
+    if spec.runtime is Runtime.SIM:
+        return None
     has_gpus = yard.cards is not None and bool(yard.cards.cards)
     return () if has_gpus and yard.memory_model is MemoryModel.UNIFIED else None
 

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from agent import clock
 from agent.deliveries.base import DeliveryFailed, Found
-from agent.running.keeper import Ended, Keeper
+from agent.running.endings import Ended
+from agent.running.keeper import Keeper
 from agent.running.record import Record
 from agent.runtimes import RUNTIMES
 from agent.wire.instances import InstanceState

@@ -16,6 +16,10 @@ class BadOption(Exception):
     """An option that is not known here, or whose value cannot be read; the text is a sentence."""
 
 
+_PARALLEL = 4
+_CACHE_RAM_MIB = 256
+
+
 def _on(_: str) -> bool:
     return True
 
@@ -183,6 +187,9 @@ def main(arguments: list[str]) -> int:
     )  # the server runs in threads of C++, which a Python handler never stops
     params = xllamacpp.CommonParams()
     params.ui = False
+    # as llama-server does by itself: several answers at once share one cache; kept prompts stay small
+    params.cache_ram_mib = _CACHE_RAM_MIB
+    params.n_parallel, params.kv_unified = _PARALLEL, True
     threads = fields.get("cpuparams.n_threads")
     if threads is not None:
         fields.setdefault("cpuparams_batch.n_threads", threads)

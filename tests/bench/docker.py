@@ -96,8 +96,18 @@ class DockerBench:
             if done.returncode != 0:
                 raise CannotRun(f"no network bridge can be made: {done.stderr.strip()}")
 
-    def start_engine(self) -> None:
-        """Start the engine; also after `stop_engine`, on the same data."""
+    def start_engine(self, *, gpus: bool = False) -> None:
+        """Start the engine; also after `stop_engine`, on the same data. With `gpus` it takes GPU requests.
+
+        The engine looks for NVIDIA's hook by name and runs it before a container starts; ours does nothing, so that a
+        request sets NVIDIA_VISIBLE_DEVICES and no card is needed.
+        """
+        hook = self.folder / "bin" / "nvidia-container-runtime-hook"
+        hook.parent.mkdir(exist_ok=True)
+        hook.unlink(missing_ok=True)
+        if gpus:
+            hook.write_text("#!/bin/sh\nexit 0\n")
+            hook.chmod(0o755)
         command = [
             _program("dockerd"),
             "--data-root", str(self.folder / "data"),
@@ -160,7 +170,7 @@ class DockerBench:
                 return
 
     def _run(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
+        environment = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
         with (self.folder / log).open("ab") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=environment)
         self._processes.append(process)

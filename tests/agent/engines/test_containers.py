@@ -225,9 +225,19 @@ async def test_an_image_that_is_not_in_the_registry_says_so(
     assert absent.digest in (view.reason or "")
 
 
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that reports two GPUs."""
+
+    async def cards(_: str = "") -> Cards:
+        return Cards(tuple(Card(uuid=f"GPU-{number}", index=number, name="Some GPU") for number in range(2)))
+
+    monkeypatch.setattr("agent.telemetry.gpu.cards", cards)
+
+
+@pytest.mark.usefixtures("two_cards")
 async def test_gpus_without_the_toolkit_name_what_to_install(dock: Node, sim: BenchImage) -> None:
-    dock.instances._yard.cards = Cards((Card(uuid="GPU-1", index=0, name="Some GPU"),))
-    await dock.instances.launch("i1", "op1", contained(sim))
+    await dock.instances.launch("i1", "op1", contained(sim, gpu_uuids=("GPU-1",)))
     view = await dock.until("i1", EXITED, seconds=30)
     assert view.reason_code == "runtime_unavailable"
     assert NO_TOOLKIT in (view.reason or "")
@@ -340,3 +350,18 @@ async def test_while_docker_is_away_nothing_is_given_up_and_afterwards_the_truth
     ended = await dock.until("i1", EXITED, seconds=30)
     assert ended.stop_requested is False
     assert ended.exit_code is not None
+
+
+@pytest.mark.usefixtures("two_cards")
+async def test_a_container_is_given_the_gpus_of_its_spec_and_no_other(
+    dock: Node, sim: BenchImage, restarted_engine: DockerBench
+) -> None:
+    await asyncio.to_thread(restarted_engine.stop_engine)
+    await asyncio.to_thread(restarted_engine.start_engine, gpus=True)
+    await dock.instances.launch("i1", "op1", contained(sim, gpu_uuids=("GPU-1",)))
+    view = await dock.until("i1", READY, seconds=60)
+    container = restarted_engine.client.containers.get(view.container_id or "")
+    assert container.attrs["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["GPU-1"]
+    show = "print(open('/proc/1/environ').read().split(chr(0)))"
+    output = container.exec_run([images.python_in_image(), "-c", show]).output
+    assert b"'NVIDIA_VISIBLE_DEVICES=GPU-1'" in output

@@ -1,0 +1,142 @@
+"""Room for one more engine, and whose turn it is."""
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.admission import GIB, Need, Room, Starts, admit, reserve_bytes
+from agent.config import AgentConfig
+from agent.errors import AgentError
+from agent.wire.capability import Runtime
+from agent.wire.errors import AgentCode
+from agent.wire.instances import InstanceState, SourceSpec
+from tests.agent.engines.conftest import Node, spec
+
+
+def room(host: int | None = 100 * GIB, **gpus: int | None) -> Room:
+    return Room(host_available=host, host_total=host, gpu_free=dict(gpus), gpu_labels={"a": "GPU 0", "b": "GPU 1"})
+
+
+@pytest.mark.unit
+def test_a_refusal_names_the_part_and_its_numbers() -> None:
+    with pytest.raises(AgentError) as host:
+        admit(Need(10 * GIB, None, ()), room(12 * GIB), [], 4 * GIB)
+    assert "host memory" in host.value.detail
+    assert host.value.fields["freeBytes"] == 8 * GIB
+    with pytest.raises(AgentError) as gpu:
+        admit(Need(1, 20 * GIB, ("a", "b")), room(a=12 * GIB, b=9 * GIB), [], 0)
+    assert "GPU 1" in gpu.value.detail
+    assert gpu.value.fields["gpuUuid"] == "b"
+
+
+@pytest.mark.unit
+def test_what_other_starts_will_take_is_not_free() -> None:
+    other = Need(50 * GIB, 8 * GIB, ("a",))
+    admit(Need(50 * GIB, 8 * GIB, ("a",)), room(a=16 * GIB), [other], 0)
+    with pytest.raises(AgentError):
+        admit(Need(51 * GIB, None, ()), room(), [other], 0)
+    with pytest.raises(AgentError):
+        admit(Need(1, 9 * GIB, ("a",)), room(a=16 * GIB), [other], 0)
+
+
+@pytest.mark.unit
+def test_what_is_unknown_refuses_nothing() -> None:
+    admit(Need(None, None, ()), room(0), [], 0)
+    admit(Need(10**15, None, ()), room(None), [], 0)
+    admit(Need(None, 10**15, ("a",)), room(a=None), [], 0)
+
+
+@pytest.mark.unit
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.lists(st.integers(0, 2**38), max_size=4), st.integers(0, 2**36))
+def test_what_is_admitted_fits_and_what_fits_is_admitted(
+    needed: int, available: int, taken: list[int], reserve: int
+) -> None:
+    fits = needed <= available - reserve - sum(taken)
+    try:
+        admit(Need(needed, None, ()), room(available), [Need(one, None, ()) for one in taken], reserve)
+    except AgentError:
+        assert not fits
+    else:
+        assert fits
+
+
+@pytest.mark.unit
+def test_the_default_reserve_gives_way_on_a_small_machine_and_the_owners_word_does_not() -> None:
+    assert reserve_bytes(AgentConfig(), 8 * GIB) == 2 * GIB
+    assert reserve_bytes(AgentConfig(), 64 * GIB) == 4 * GIB
+    assert reserve_bytes(AgentConfig(memory_reserve_gib=6), 8 * GIB) == 6 * GIB
+
+
+async def test_starts_on_one_gpu_wait_for_each_other_and_on_others_do_not() -> None:
+    starts, need = Starts(None), Need(None, None, ())
+    assert starts.try_take("one", frozenset({"a"}), need)
+    assert starts.try_take("two", frozenset({"b"}), need)
+    assert not starts.try_take("three", frozenset({"a", "c"}), need)
+    waiting = asyncio.create_task(starts.take("three", frozenset({"a", "c"}), need))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await starts.release("one")
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_the_nodes_limit_of_starts_is_obeyed() -> None:
+    starts, need = Starts(1), Need(None, None, ())
+    assert starts.try_take("one", frozenset(), need)
+    assert not starts.try_take("two", frozenset(), need)
+
+
+@pytest.fixture
+def big_model(config: AgentConfig) -> SourceSpec:
+    """A file that is larger than the memory of this machine, and takes no room on disk."""
+    folder = config.models_root / "big"
+    folder.mkdir()
+    with (folder / "big.gguf").open("wb") as file:
+        file.truncate(psutil.virtual_memory().total * 2)
+    return SourceSpec(folder="big")
+
+
+async def test_a_model_that_does_not_fit_is_refused_before_anything_starts(node: Node, big_model: SourceSpec) -> None:
+    launch = spec(runtime=Runtime.LLAMA_CPP, source=big_model, args=())
+    with pytest.raises(AgentError) as refused:
+        await node.instances.launch("i1", "op1", launch)
+    assert refused.value.code is AgentCode.ADMISSION_REFUSED
+    assert refused.value.fields["part"] == "host"
+    assert node.instances.views() == ()
+    assert list((node.config.state_dir / "instances").iterdir()) == []
+    await node.instances.launch("i1", "op2", launch.model_copy(update={"force": True}))
+    assert (await node.until("i1", InstanceState.EXITED)).reason_code == "engine_exited"
+
+
+async def test_the_second_start_of_a_node_waits_says_so_and_goes_on(
+    config: AgentConfig, make_node, tmp_path: Path
+) -> None:
+    node = make_node(config.model_copy(update={"max_concurrent_starts": 1}))
+    await node.instances.recover()
+    await node.instances.launch("i1", "op1", spec(args=("--start-seconds", "1")))
+    await node.instances.launch("i2", "op2", spec(model_id="m2"))
+    await asyncio.sleep(0.5)
+    waiting = node.instances.view("i2")
+    assert waiting.state is InstanceState.PREPARING
+    assert "another model" in (waiting.progress.text if waiting.progress else "")
+    await node.until("i1", InstanceState.READY)
+    await node.until("i2", InstanceState.READY)
+
+
+async def test_a_start_that_waits_can_be_stopped(config: AgentConfig, make_node) -> None:
+    node = make_node(config.model_copy(update={"max_concurrent_starts": 1}))
+    await node.instances.recover()
+    await node.instances.launch("i1", "op1", spec(args=("--never-ready",)))
+    await node.instances.launch("i2", "op2", spec(model_id="m2"))
+    await node.instances.stop("i2", 1.0)
+    assert (await node.until("i2", InstanceState.EXITED)).stop_requested
+    assert len(node.processes()) <= 1
+
+
+async def test_gpus_that_are_not_here_are_named(node: Node) -> None:
+    with pytest.raises(AgentError) as refused:
+        await node.instances.launch("i1", "op1", spec(gpu_uuids=("GPU-9",)))
+    assert refused.value.code is AgentCode.GPU_MISSING
