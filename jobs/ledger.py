@@ -5,6 +5,7 @@ while its fence stands. Zero rows means that another worker has the operation: L
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,32 +29,34 @@ _TEXT = 1000
 _LINES_KEPT = 60
 
 
-def create(
-    kind: Kind,
-    stage: str,
-    *,
-    target: tuple[str, str],
-    node_id: str,
-    model_id: str,
-    actor: Actor,
-    input: Mapping[str, Any],  # noqa: A002 - the name of the column
-    text: str,
-) -> Operation:
-    """A new operation in the caller's transaction; its bell rings on commit.
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an operation is about. `kind` and `id` are its target; at most one is open a lane and target."""
 
-    `target` is (kind, id). IntegrityError when its lane already has an open operation on that target.
+    kind: str
+    id: str
+    node_id: str = ""
+    model_id: str = ""
+
+
+def create(
+    kind: Kind, stage: str, subject: Subject, actor: Actor, text: str, frozen: Mapping[str, Any] | None = None
+) -> Operation:
+    """A new operation in the caller's transaction; its bell rings on commit. `frozen` is its input.
+
+    IntegrityError when its lane already has an open operation on that target.
     """
     now = clock.now()
     operation = Operation.objects.create(
         id=new_operation_id(),
         kind=kind.name,
         lane=kind.lane,
-        target_kind=target[0],
-        target_id=target[1],
-        node_id_text=node_id,
-        model_id_text=model_id,
+        target_kind=subject.kind,
+        target_id=subject.id,
+        node_id_text=subject.node_id,
+        model_id_text=subject.model_id,
         actor=actor.name,
-        input=dict(input),
+        input=dict(frozen or {}),
         stage=stage,
         stage_since=now,
         next_run_at=now,

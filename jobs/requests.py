@@ -142,18 +142,10 @@ def _launch(placement: Placement, node: Node, actor: Actor, *, force: bool, rest
 def _create(
     kind: Kind, stage: str, placement: Placement, actor: Actor, frozen: dict[str, object], text: str
 ) -> Operation:
+    subject = ledger.Subject(_TARGET, str(placement.pk), placement.node_id_text, placement.model_id)
     try:
         with transaction.atomic():
-            return ledger.create(
-                kind,
-                stage,
-                target=(_TARGET, str(placement.pk)),
-                node_id=placement.node_id_text,
-                model_id=placement.model_id,
-                actor=actor,
-                input=frozen,
-                text=text,
-            )
+            return ledger.create(kind, stage, subject, actor, text, frozen)
     except IntegrityError as error:
         raise Conflict(f"Something else began on model {placement.model_id!r} just now; look again.") from error
 

@@ -17,6 +17,7 @@ from agent.wire.status import Event, NodeStatus
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from models_app import running
+from models_app.placement import reconcile
 from nodes import leases, reachability
 from nodes.link import client, health
 from nodes.models import Node
@@ -187,6 +188,7 @@ class Watcher:
             connected = await health.aconnect(node_id)
         log.info("connected", node=node_id, agent_version=connected.info.agent_version)
         await client.in_thread(lambda: take_status(node_id, connected.status))
+        await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
         capabilities_seq = connected.status.capabilities_seq
         async for event in client.events(node_id, connected.status.seq):
             status = event.status
@@ -195,6 +197,7 @@ class Watcher:
                     return
                 if status.capabilities_seq != capabilities_seq:
                     await health.arefresh(node_id, status.capabilities_seq)
+                    await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
                     capabilities_seq = status.capabilities_seq
             elif event.instance is not None:
                 await client.in_thread(_take_instance(node_id, event))

@@ -11,6 +11,9 @@ from mirbad.tasking.app import app
 
 log = structlog.get_logger(__name__)
 
+RING_LIFE_SECONDS = 60.0
+"""A ring that nobody heard for so long is dropped: the sweep has rung since, and rings must not pile up."""
+
 
 class Bell:
     """A doorbell: a task that is given one id. Losing a ring loses nothing: a sweep rings for what is due.
@@ -31,7 +34,9 @@ class Bell:
         if not settings().redis_url:
             return False
         try:
-            app.send_task(self.name, args=(identity,), countdown=delay_seconds or None)
+            app.send_task(
+                self.name, args=(identity,), countdown=delay_seconds or None, expires=delay_seconds + RING_LIFE_SECONDS
+            )
         except (OperationalError, OSError) as error:
             log.warning("the broker cannot be reached; the sweep will ring", task=self.name, error=str(error))
             return False

@@ -8,7 +8,7 @@ from mirbad.kernel.errors import InvalidRequest, NotFound
 from models_app import events, holds, routing
 from models_app.errors import ModelPlaced, NameTaken, PlacementRequired, UseMove, UseUnplace
 from models_app.models import ModelDefinition, ModelSource, Placement
-from models_app.placement import apply
+from models_app.placement import apply, reconcile
 from models_app.registry.inputs import ModelInput, PlacementInput
 from models_app.registry.specs import seal_env, unseal_env
 from models_app.states import FAILED, RUNNING, STOPPED
@@ -88,8 +88,11 @@ def delete(model_id: str, actor: Actor) -> None:
         holds.require_free(model_id)
         for placement in model.placements.select_for_update():
             _require_not_running(placement)
+        node_ids = set(model.placements.values_list("node_id_text", flat=True))
         model.placements.all().delete()
         model.delete()
+        for node_id in sorted(node_ids):
+            reconcile.note_missing_gpus(node_id)
         audit_log.record("model.delete", actor, model_id=model_id)
         events.changed(model_id)
 
@@ -166,6 +169,7 @@ def _edit_placement(model: ModelDefinition, data: ModelInput) -> None:
     if list(wanted.gpu_uuids) != list(placement.gpu_uuids):
         holds.require_free(model.pk)
         apply.change_gpus(placement, wanted.gpu_uuids, data.placement_generation)
+        reconcile.note_missing_gpus(placement.node_id_text)
 
 
 def _require_not_running(placement: Placement) -> None:

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.app
 LAUNCH = KINDS["launch"]
 
 
-def operation(target: str = "t-1", **fields) -> Operation:
-    values = {"target": ("placement", target), "node_id": "pc-1", "model_id": "tiny", "actor": PERSON, "input": {}}
+def operation(target: str = "t-1", model_id: str = "tiny") -> Operation:
+    subject = ledger.Subject("placement", target, "pc-1", model_id)
     with transaction.atomic():
-        return ledger.create(LAUNCH, "checking", text="Start requested.", **(values | fields))
+        return ledger.create(LAUNCH, "checking", subject, PERSON, "Start requested.")
 
 
 def claimed(operation_id: str, owner: str = "worker-1") -> Step:

@@ -17,9 +17,10 @@ from models_app.errors import (
     UseUnplace,
 )
 from models_app.models import ModelDefinition, Placement
+from models_app.placement import reconcile
 from models_app.registry.specs import unseal_env
-from nodes.models import Node
-from tests.models_app.things import PERSON, definition, gpu, model_data, node, placed
+from nodes.models import Node, NodeCondition
+from tests.models_app.things import PERSON, capabilities, definition, gpu, model_data, node, placed
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -231,3 +232,26 @@ def test_what_is_refused_bumps_nothing() -> None:
     with pytest.raises(MirbadError), transaction.atomic():
         registry.create(model_data(), PERSON)
     assert routing.version() == before
+
+
+def test_a_placed_gpu_that_left_is_a_reason_of_its_node_until_it_is_chosen_again() -> None:
+    node("pc-1", gpu("GPU-a"), gpu("GPU-b"))
+    placed(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
+    assert not reconcile.note_missing_gpus("pc-1")
+    Node.objects.update(capabilities=capabilities(gpu("GPU-b")).to_wire())
+    assert reconcile.note_missing_gpus("pc-1")
+    condition = NodeCondition.objects.get()
+    assert (condition.code, condition.subject) == ("placed_gpu_missing", "tiny")
+    assert "GPU-a" in condition.detail
+    assert not reconcile.note_missing_gpus("pc-1")
+    registry.update("tiny", model_data(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-b"]}), PERSON)
+    assert not NodeCondition.objects.exists()
+
+
+def test_a_deleted_model_is_no_reason_any_more() -> None:
+    node("pc-1", gpu("GPU-a"))
+    placed(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
+    Node.objects.update(capabilities=capabilities(gpu("GPU-b")).to_wire())
+    reconcile.note_missing_gpus("pc-1")
+    registry.delete("tiny", PERSON)
+    assert not NodeCondition.objects.exists()
