@@ -257,7 +257,7 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
     claim = facts["heldClaim"]
     _say(f"Node             {identity.node_id} ({identity.node_uid}), fleet {identity.fleet}")
     _say_fingerprint(identity)
-    _say(f"Certificate      until {identity.not_after}")
+    _say(f"Certificate      {'EXPIRED on' if identity.has_expired else 'until'} {identity.not_after}")
     _say(f"Agent            {'running' if facts['serving'] else 'not running'}, port {config.port}")
     _say(f"Claimed by       {'epoch {epoch} of {instanceId}'.format(**claim) if claim else 'no master yet'}")
     for instance in facts["instances"]:

@@ -36,6 +36,7 @@ class AgentConfig(BaseModel):
     vllm_command: str | None = None
     sim_engine: bool = True
     engine_threads: Annotated[int, Field(ge=1)] | None = None
+    drain_seconds: Annotated[float, Field(ge=0, le=600)] = 8.0
     log_level: str = "info"
 
 

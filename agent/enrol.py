@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
@@ -335,6 +336,7 @@ def _check(
             ca_bundle=answer.ca_bundle,
             joined_by=token_digest(order.token),
         )
+        _check_issuers(identity)
         names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except BrokenIdentity as error:
         raise BadAnswer(f"the master's answer cannot be used: {error}") from error
@@ -352,6 +354,23 @@ def _check(
     if not {certificate_sha256(one) for one in bundle} & set(expected):
         raise BadAnswer("the master's answer cannot be used: its CA bundle lacks the CA of --ca-hash")
     return identity
+
+
+def _check_issuers(identity: Identity) -> None:
+    """Each certificate of the chain is signed by the next, the last by a CA of the bundle. BrokenIdentity."""
+    chain = read_certificates(identity.chain)
+    for place, certificate in enumerate(chain):
+        issuers = chain[place + 1 : place + 2] or identity.authorities
+        if not any(_is_issued_by(certificate, issuer) for issuer in issuers):
+            raise BrokenIdentity("the certificate is not signed by a CA of the bundle")
+
+
+def _is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _fleet(store: IdentityStore, node_uid: str, authority: x509.Certificate) -> str:

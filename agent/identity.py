@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from agent.clock import now
 from agent.state import ensure_private_dir, sync_dir, write_bytes
 from agent.wire.enroll import MasterSpki
 
@@ -154,6 +155,11 @@ class Identity:
     def not_after(self) -> str:
         """When the certificate expires, RFC 3339."""
         return self.certificate.not_valid_after_utc.isoformat().replace("+00:00", "Z")
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the certificate is past its time."""
+        return self.certificate.not_valid_after_utc < now()
 
     @cached_property
     def trust_bundle_hash(self) -> str:

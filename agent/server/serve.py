@@ -35,7 +35,6 @@ HANDSHAKE_SECONDS = 3.0
 STATUS_SECONDS = 5.0
 CAPABILITIES_EVERY_SECONDS = 60.0
 IDENTITY_EVERY_SECONDS = 2.0
-SHUTDOWN_SECONDS = 5.0
 KEEPALIVE_SECONDS = 600.0
 """How long an idle connection stays: the gateway keeps some open so that a request does not wait for a handshake."""
 
@@ -109,6 +108,7 @@ class Server:
         """Adopt what still runs, then listen. CannotServe when the port cannot be had."""
         self._journal.open()
         self.hub.bind(self.reporter.status)
+        self._warn_of_expiry()
         await self._instances.recover()
         parts = Parts(self._config, self.door, self._fence, self._journal, self._instances, self.hub, self.reporter)
         self._runner = web.AppRunner(
@@ -116,7 +116,7 @@ class Server:
             access_log=None,
             handle_signals=False,
             keepalive_timeout=KEEPALIVE_SECONDS,
-            shutdown_timeout=SHUTDOWN_SECONDS,
+            shutdown_timeout=self._config.drain_seconds,
         )
         await self._runner.setup()
         self._listening = await self._listen(self._runner)
@@ -138,6 +138,13 @@ class Server:
             await self._runner.cleanup()
         await self._journal.close()
         await self._instances.close()
+
+    def _warn_of_expiry(self) -> None:
+        if self.door.identity.has_expired:
+            log.warning(
+                "the certificate expired on %s; the master lets this node in again once it is re-paired (join --rekey)",
+                self.door.identity.not_after,
+            )
 
     async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
         if runner.server is None:

@@ -40,6 +40,7 @@ class EnrollServer:
     connections: int = 0
     before_connection: Callable[["EnrollServer"], None] = lambda _: None
     uid: str = UID
+    enroll_issuer: certs.Issuer | None = None
 
     def __post_init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -58,7 +59,7 @@ class EnrollServer:
         request = x509.load_pem_x509_csr(body["csrPem"].encode())
         key = request.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        cert = certs.issue_node(self.fleet.issuer, key, self.uid, now())
+        cert = certs.issue_node(self.enroll_issuer or self.fleet.issuer, key, self.uid, now())
         return (
             200,
             {
