@@ -4,12 +4,15 @@ Only what is seen stopped is started, never what failed, so a model that dies at
 """
 
 import structlog
+from django.db import transaction
 
+from audit import log as audit_log
 from jobs import requests
 from jobs.models import Operation
 from mirbad.kernel.actor import system
 from mirbad.kernel.errors import MirbadError
 from models_app.models import Placement
+from models_app.placement import apply
 from models_app.states import RUNNING, STARTING, STOPPED
 from nodes.models import Node
 
@@ -30,6 +33,28 @@ def resume_once() -> int:
         requested += 1
         log.info("starting a model that should run", model=placement.model_id, node=placement.node_id_text)
     return requested
+
+
+def autostart() -> int:
+    """The master comes up: models that are marked to start with it are wanted, even if they were stopped; how many.
+
+    They are only marked here. `resume_once` starts each once its node has been seen.
+    """
+    marked = 0
+    rows = Placement.objects.filter(desired=STOPPED, model__auto_start=True, model__hold__isnull=True)
+    for placement in rows.order_by("model_id"):
+        with transaction.atomic():
+            if apply.want_running(placement, ""):
+                marked += 1
+                audit_log.record(
+                    "model.start",
+                    AUTOSTART,
+                    node_id=placement.node_id_text,
+                    model_id=placement.model_id,
+                    result="accepted",
+                    detail="It is marked to start with the master.",
+                )
+    return marked
 
 
 def _waiting() -> list[Placement]:

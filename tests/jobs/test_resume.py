@@ -2,8 +2,9 @@
 
 import pytest
 
+from audit.models import AuditLine
 from jobs import requests
-from jobs.loops.resume import resume_once
+from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
 from models_app import holds
 from models_app.models import Placement
@@ -71,6 +72,19 @@ def test_one_model_a_node_starts_at_a_time(agent, finish) -> None:
     for row in Operation.objects.all():
         finish(row.pk)
     assert resume_once() == 1
+
+
+def test_a_model_marked_to_start_with_the_master_is_wanted_when_it_comes_up(agent, finish) -> None:
+    placed("marked", autoStart=True)
+    placed("held", autoStart=True)
+    holds.take("held", "job", "job-1", "a benchmark")
+    Placement.objects.update(desired="stopped")
+    assert (autostart(), autostart()) == (1, 0)
+    assert list(Placement.objects.filter(desired="running").values_list("model_id", flat=True)) == ["marked"]
+    assert resume_once() == 1
+    assert finish(Operation.objects.get().pk).outcome == "succeeded"
+    line = AuditLine.objects.filter(action="model.start").order_by("id").first()
+    assert (line.actor, line.model_id_text, line.result) == ("system:autostart", "marked", "accepted")
 
 
 def test_a_stop_by_a_person_ends_the_wish(agent, finish) -> None:

@@ -106,7 +106,6 @@ class StarterModel:
                 sources=[SourceInput(folder=self._id, file=model_file.name)],
                 context_length=2048,
                 tags=["starter"],
-                auto_start=True,
                 placement=PlacementInput(node_id=settings().bootstrap_node),
             ),
             CONFIG,
@@ -139,7 +138,7 @@ class StarterModel:
             # beat does the same within seconds; a person who waits in front of the terminal need not
             self._resumed = True
             resume.resume_once()
-        operation = Operation.objects.filter(target_kind="model", target_id=self._id).order_by("-id").first()
+        operation = Operation.objects.filter(model_id_text=self._id).order_by("-id").first()
         if operation is None or (operation.outcome != OPEN and not self._failed_now(operation)):
             return f"model {self._id}: {placement.observed if fresh else 'not seen yet'}"
         if operation.outcome == OPERATION_FAILED:

@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Callable
 
+from jobs.loops import resume
 from mirbad.kernel.conf import settings
 from mirbad.up import folder
 from mirbad.up.bootstrap import database, people, visitor, waiting
@@ -46,6 +47,7 @@ def _prepare(progress: Progress) -> str | None:
     authority.ensure()
     people.ensure_password()
     key = people.ensure_first_key()
+    resume.autostart()
     progress.done(f"Database ready{f' ({applied} migrations applied)' if applied else ''}")
     return key
 
