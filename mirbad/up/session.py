@@ -1,5 +1,6 @@
 """One run of `make up`: start, tend, report, stop. It never imports Django, so that it stays small."""
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -42,6 +43,7 @@ class Session:
         self._selector = selectors.DefaultSelector()
         self._unread = b""
         self._seen: dict[str, ProcessState] = {}
+        self._pids: dict[str, int] = {}
         self._fatal_since: dict[str, float] = {}
         self._next_look = 0.0
         self._heartbeat: Heartbeat | None = None
@@ -120,7 +122,8 @@ class Session:
             self._prepared = True
             self._start_supervisord()
         elif word == "joined":
-            Control(self._layout.control_socket).start("agent")
+            with Control(self._layout.control_socket) as control:
+                control.start("agent")
 
     def _start_supervisord(self) -> None:
         self._supervisord = supervisor.start(self._layout, self._environ)
@@ -134,14 +137,14 @@ class Session:
         if (ended := self._supervisord.poll()) is not None:
             self._progress.warn(f"supervisord ended (code {ended}), and every process with it; starting them again.")
             self._seen.clear()
+            self._pids.clear()
             self._start_supervisord()
         self._give_sign_of_life()
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            try:
-                self._look(Control(self._layout.control_socket))
-            except NotAnswering:
-                return  # it starts, or it has just ended: the next round sees which
+            # one that does not answer starts, or has just ended: the next round sees which
+            with contextlib.suppress(NotAnswering), Control(self._layout.control_socket) as control:
+                self._look(control)
 
     def _give_sign_of_life(self) -> None:
         embedded = self._layout.embeds_broker
@@ -161,8 +164,10 @@ class Session:
                 self._progress.warn(f"{name} does not start; trying again. Its words: {self._output(name)}")
             elif state.state == "FATAL":
                 self._retry_fatal(control, name)
-            elif before is not None and before.pid and state.pid and before.pid != state.pid:
-                self._progress.warn(f"{name} had ended and was started again (process {state.pid}).")
+            if state.state in {"STARTING", "RUNNING"} and state.pid:
+                if self._pids.get(name, state.pid) != state.pid:
+                    self._progress.warn(f"{name} had ended and was started again (process {state.pid}).")
+                self._pids[name] = state.pid
             if state.state == "RUNNING":
                 self._fatal_since.pop(name, None)
 

@@ -29,7 +29,8 @@ class Shutdown:
     def run(self, supervisord: subprocess.Popen[bytes] | None) -> bool:
         """End everything; False when it was hurried and processes were killed."""
         if supervisord is not None and supervisord.poll() is None:
-            self._in_order(Control(self._layout.control_socket))
+            with Control(self._layout.control_socket) as control:
+                self._in_order(control)
         clean = not self._stops.hurried
         if clean:
             self._progress.now("stopping the engines of this machine")
@@ -92,8 +93,8 @@ class Shutdown:
 
     def _end(self, supervisord: subprocess.Popen[bytes]) -> None:
         if not self._stops.hurried:
-            with contextlib.suppress(NotAnswering):
-                Control(self._layout.control_socket).shutdown()
+            with contextlib.suppress(NotAnswering), Control(self._layout.control_socket) as control:
+                control.shutdown()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisord.wait(timeout=8)
         # every child of supervisord is tethered to it

@@ -107,7 +107,8 @@ def _processes(facts: folder.RunFacts | None) -> tuple[ProcessLine, ...]:
     if facts is None:
         return _by_heartbeat() if settings().redis_url else ()
     try:
-        states = Control(Path(facts.runtime_dir) / "supervisord.sock").states().values()
+        with Control(Path(facts.runtime_dir) / "supervisord.sock") as control:
+            states = control.states().values()
     except NotAnswering as error:
         return (ProcessLine("supervisord", f"does not answer: {error}", None, None, False),)
     return tuple(ProcessLine(s.name, s.state.lower(), s.pid, s.seconds, s.state == "RUNNING") for s in states)

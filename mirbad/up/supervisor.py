@@ -5,7 +5,7 @@ import os
 import subprocess
 import xmlrpc.client
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from mirbad.up import programs
 from mirbad.up.programs import Layout
@@ -34,13 +34,19 @@ class ProcessState:
 
 
 class Control:
-    """The socket of a supervisord. Every method raises NotAnswering when there is nobody."""
+    """The socket of a supervisord, to be used in a ``with``. Every method raises NotAnswering when there is nobody."""
 
     def __init__(self, socket: os.PathLike[str]) -> None:
         from supervisor.xmlrpc import SupervisorTransport
 
         transport = SupervisorTransport(None, None, f"unix://{os.fspath(socket)}")
         self._proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._proxy("close")()
 
     def states(self) -> dict[str, ProcessState]:
         """Every process by name."""

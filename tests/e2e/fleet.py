@@ -151,7 +151,8 @@ class Fleet:
 
     def processes(self) -> dict[str, ProcessState]:
         """What supervisord runs."""
-        return self.control().states()
+        with self.control() as control:
+            return control.states()
 
     def pid(self, name: str) -> int:
         """The process id of a running process."""
