@@ -1,6 +1,6 @@
 """View-models of operations. Every list costs a constant number of queries."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,8 @@ from mirbad.kernel import clock
 from mirbad.kernel.redact import redact
 from mirbad.web import parts
 from mirbad.web.parts import Badge
+from models_app import states as model_states
+from models_app.models import Placement
 
 PAGE_SIZE = 50
 TIMELINE_OPERATIONS = 8
@@ -234,20 +236,22 @@ def _happened(event: OperationEvent, operation: Operation | None = None) -> Happ
 
 @dataclass(frozen=True, slots=True)
 class ModelOperations:
-    """What happens to a model now, and how the last thing ended."""
+    """What happens to a model now, or the failure that ended the last thing."""
 
     model_id: str
     open: OperationRow | None
-    last: OperationRow | None
+    failed: OperationRow | None
 
 
 def of_model(model_id: str) -> ModelOperations:
-    """One query."""
+    """Two queries. `failed` is None when the model's own state tells the same failure."""
     newest = Operation.objects.filter(model_id_text=model_id).order_by("-id").first()
-    shown = row(newest) if newest else None
-    if shown is not None and shown.open:
-        return ModelOperations(model_id, shown, None)
-    return ModelOperations(model_id, None, shown)
+    if newest is None:
+        return ModelOperations(model_id, None, None)
+    if newest.finished_at is None:
+        return ModelOperations(model_id, row(newest), None)
+    told = Placement.objects.filter(model_id=model_id, observed=model_states.FAILED).exists()
+    return ModelOperations(model_id, None, row(newest) if newest.outcome == FAILED and not told else None)
 
 
 def last_failures(model_ids: tuple[str, ...]) -> dict[str, OperationRow]:
@@ -263,4 +267,10 @@ def timeline(model_id: str) -> tuple[Happened, ...]:
         for operation in Operation.objects.filter(model_id_text=model_id).order_by("-id")[:TIMELINE_OPERATIONS]
     }
     events = OperationEvent.objects.filter(operation_id__in=list(operations)).order_by("-id")[:TIMELINE_EVENTS]
-    return tuple(_happened(event, operations[event.operation_id]) for event in events)
+    shown = [_happened(event, operations[event.operation_id]) for event in events]
+    # The name of an operation stands once, at the newest of its lines.
+    before = ["", *(line.operation_id for line in shown)]
+    return tuple(
+        replace(line, title="") if line.operation_id == previous else line
+        for line, previous in zip(shown, before, strict=False)
+    )

@@ -10,6 +10,17 @@ from mirbad.kernel.roles import OPERATOR, OWNER, VIEWER, has_role
 
 THEMES = ("auto", "light", "dark")
 
+# Pages of an app that have a place of their own in the navigation.
+_OWN_PLACE = {
+    "models:playground": "models:playground",
+    "models:keys": "models:keys",
+    "models:key-new": "models:keys",
+}
+
+
+def _here(view_name: str, app_name: str) -> str:
+    return _OWN_PLACE.get(view_name, app_name or view_name)
+
 
 def shell(request: HttpRequest) -> dict[str, Any]:
     """``shell``: the version, the theme of the cookie, the place in the navigation, and the person's rights."""
@@ -22,8 +33,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
             "version": mirbad.__version__,
             "now": clock.now().isoformat(),
             "theme": theme if theme in THEMES else "auto",
-            "area": (match.app_name or match.url_name or "") if match else "",
-            "page": (match.view_name or "") if match else "",
+            "here": _here(match.view_name, match.app_name) if match else "",
             "signed_in": signed_in,
             "may_look": signed_in and has_role(request.user, VIEWER),
             "may_operate": signed_in and has_role(request.user, OPERATOR),

@@ -28,6 +28,7 @@ class Bar:
     value: int | None
     maximum: int | None
     text: str
+    short: str = ""
 
     @property
     def known(self) -> bool:
@@ -71,7 +72,22 @@ def memory_bar(label: str, used: int | None, total: int | None) -> Bar:
         return Bar(label, None, None, NOT_REPORTED if used is None else f"{size(used)} used, total {NOT_REPORTED}")
     if used is None:
         return Bar(label, None, total, f"{size(total)}, use {NOT_REPORTED}")
-    return Bar(label, used, total, f"{size(used)} of {size(total)}")
+    return Bar(label, used, total, f"{size(used)} of {size(total)}", _pair(used, total))
+
+
+def percent_bar(label: str, percent: float | None, more: str = "") -> Bar:
+    """A bar of a share that is known in percent only; `more` is said beside it."""
+    if percent is None:
+        return Bar(label, None, None, NOT_REPORTED)
+    text = f"{percent:.0f} %"
+    return Bar(label, round(percent), 100, f"{text} · {more}" if more else text, text)
+
+
+def _pair(used: int, total: int) -> str:
+    """``12.1 / 24 GiB``: one unit for both, the total's."""
+    words, unit = size(total).rsplit(" ", 1)
+    scale = 1024 ** _BINARY_UNITS.index(unit)
+    return f"{used / scale:.{0 if unit == 'B' else 1}f} / {words} {unit}"
 
 
 def size(value: Any) -> str:

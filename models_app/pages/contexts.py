@@ -252,6 +252,8 @@ def log(model: ModelDefinition) -> Log:
     if placement is None or not placement.observed_view:
         return Log((), "Nothing has run here yet. The log begins with the first start.", truncated=False)
     try:
+        # A node that is known to be away is not waited for.
+        node_queries.require_serving(placement.node_id_text)
         path = f"instances/{placement.pk}/log?tail={LOG_TAIL}"
         found = client.call(placement.node_id_text, "GET", path, answer=LogSlice, timeout_seconds=4.0)
     except MirbadError as error:

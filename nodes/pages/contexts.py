@@ -70,8 +70,7 @@ class NodeCard:
     system: str
     memory_model: str
     host: Bar
-    cpu: str
-    load: str
+    cpu: Bar
     disk: Bar
     gpus: tuple[GpuLine, ...]
     gpu_words: str
@@ -127,8 +126,7 @@ def card(node: Node) -> NodeCard:
         system=_system(node, capabilities),
         memory_model=_memory_model(capabilities),
         host=parts.memory_bar("Host memory", used, total),
-        cpu=NOT_REPORTED if host.cpu_percent is None else f"{host.cpu_percent:.0f} %",
-        load=NOT_REPORTED if host.load_1m is None else f"{host.load_1m:.2f}",
+        cpu=parts.percent_bar("CPU", host.cpu_percent, f"load {host.load_1m:.1f}" if host.load_1m is not None else ""),
         disk=parts.memory_bar("Disk", _used(host.disk_total_bytes, host.disk_free_bytes), host.disk_total_bytes),
         gpus=gpus,
         gpu_words=_gpu_words(gpus, capabilities),

@@ -5,6 +5,8 @@ Its environment comes from the fixture: a data folder and a broker of its own.
 
 import os
 import sys
+import threading
+import time
 
 import django
 
@@ -33,15 +35,30 @@ def prepare(kind: str) -> None:
 def serve(port: int) -> None:
     import uvicorn
 
-    uvicorn.run("mirbad.asgi:application", host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.run(
+        "mirbad.asgi:application", host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1
+    )
 
 
 def signs_of_life() -> None:
-    """Heartbeats of the processes that are not part of these tests, so that pages do not call them dead."""
+    """What the processes that are not part of these tests would do: heartbeats, and nodes that are seen."""
     from mirbad.tasking import heartbeat
+
+    threading.Thread(target=_nodes_are_seen, daemon=True).start()
 
     for name in ("enroll", "watcher", "worker", "beat", "up"):
         heartbeat.start(name)
+
+
+def _nodes_are_seen() -> None:
+    from mirbad.kernel import clock
+    from mirbad.live import hints
+    from nodes.models import Node
+
+    while True:
+        Node.objects.filter(reachability="online").update(last_seen_at=clock.now())
+        hints.changed("nodes", "atlas")
+        time.sleep(4)
 
 
 def launch_moves_on() -> None:

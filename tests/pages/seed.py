@@ -59,7 +59,10 @@ def _capabilities(hostname: str, gpus: tuple[GpuCapability, ...], folders: tuple
 
 QWEN = ModelFolder(
     name="qwen3-14b",
-    files=(FolderFile(path="config.json", size_bytes=900), FolderFile(path="model-00001.safetensors", size_bytes=28 * GIB)),
+    files=(
+        FolderFile(path="config.json", size_bytes=900),
+        FolderFile(path="model-00001.safetensors", size_bytes=28 * GIB),
+    ),
     total_bytes=28 * GIB + 900,
 )
 SMOL = ModelFolder(
@@ -161,7 +164,9 @@ def seen(model_id: str, observed: str, *, desired: str = "running", reason: str 
     return placement
 
 
-def operation(model_id: str, kind: str = "launch", *, stage: str = "waiting", outcome: str = "open", **columns) -> Operation:
+def operation(
+    model_id: str, kind: str = "launch", *, stage: str = "waiting", outcome: str = "open", **columns
+) -> Operation:
     now = clock.now()
     placement = Placement.objects.filter(model_id=model_id).first()
     row = Operation.objects.create(
@@ -186,6 +191,7 @@ def operation(model_id: str, kind: str = "launch", *, stage: str = "waiting", ou
     return row
 
 
+OUT_OF_MEMORY = "The engine ended with exit code 1 while it loaded: CUDA out of memory."
 LAST_LINES = (
     "INFO 11-29 03:12:08 [gpu_model_runner.py:2602] Starting to load model /models/qwen3-14b",
     "ERROR 11-29 03:12:41 [core.py:708] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB.",
@@ -212,7 +218,14 @@ def fleet() -> None:
         id="00112233aabbccdd", digest=spki("token"), purpose="join", node_id_text="ember", display_name="Ember",
         expires_at=now + timedelta(minutes=48), created_by=str(ADMIN),
     )  # fmt: skip
-    model("qwen3-14b", "atlas", name="Qwen3 14B", tags=["chat", "prod"], served_names=["qwen3-14b", "default"], auto_start=True)
+    model(
+        "qwen3-14b",
+        "atlas",
+        name="Qwen3 14B",
+        tags=["chat", "prod"],
+        served_names=["qwen3-14b", "default"],
+        auto_start=True,
+    )
     model("smollm2-135m", "local", name="SmolLM2 135M", runtime="llama.cpp", tags=["starter"])
     model("qwen3-coder", "atlas", name="Qwen3 Coder", args=["--max-num-seqs", "64"], secret_env_names=["HF_TOKEN"])
     model("qwen3-embed", "cirrus", name="Qwen3 Embedding")
@@ -220,22 +233,27 @@ def fleet() -> None:
     model("phi-4", "atlas", name="Phi 4")
     model("draft-idea")
     seen("qwen3-14b", "ready", memoryBytes=31 * GIB, state="ready")
-    Placement.objects.filter(model_id="qwen3-14b").update(observed_config_hash="0" * 64, gpu_uuids=[gpu_uuid("atlas", 1)])
+    Placement.objects.filter(model_id="qwen3-14b").update(
+        observed_config_hash="0" * 64, gpu_uuids=[gpu_uuid("atlas", 1)]
+    )
     seen("smollm2-135m", "ready", memoryBytes=220_000_000)
     seen("qwen3-coder", "starting", progress={"text": "Loading weights"})
     seen("qwen3-embed", "unhealthy", reason="The health check has failed for 40 s.")
     seen("gemma-3-27b", "unknown")
-    seen("phi-4", "failed", desired="stopped", reason="The engine ended with exit code 1 while it loaded: CUDA out of memory.",
+    seen("phi-4", "failed", desired="stopped", reason=OUT_OF_MEMORY,
          reasonCode="engine_exited", exitCode=1, lastLines=list(LAST_LINES))  # fmt: skip
     operation(
         "qwen3-coder",
         progress={"text": "Loading weights, shard 3 of 6", "doneBytes": 14 * GIB, "totalBytes": 28 * GIB},
     )
-    operation("phi-4", outcome="failed", error={"code": "engine_exited", "detail": "The engine ended with exit code 1 while it loaded: CUDA out of memory.", "lines": list(LAST_LINES)})  # fmt: skip
+    failure = {"code": "engine_exited", "detail": OUT_OF_MEMORY, "lines": list(LAST_LINES)}
+    operation("phi-4", outcome="failed", error=failure)
     operation("smollm2-135m", stage="done", outcome="succeeded")
     operation("qwen3-14b", kind="stop", stage="stopping", outcome="succeeded")
     keys.create("open-webui", actor=ADMIN)
-    keys.create("batch of nightly summaries", actor=ADMIN, allowed_models=["qwen3-14b"], expires_at=now + timedelta(days=30))
+    keys.create(
+        "batch of nightly summaries", actor=ADMIN, allowed_models=["qwen3-14b"], expires_at=now + timedelta(days=30)
+    )
     revoked, _ = keys.create("old laptop", actor=ADMIN)
     keys.revoke(revoked.pk, ADMIN)
     for action, node_id, model_id, result, detail in (

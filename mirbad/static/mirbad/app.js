@@ -129,6 +129,8 @@ document.addEventListener("htmx:confirm", (event) => {
 document.addEventListener("htmx:before:request", (event) => {
   const { ctx } = event.detail;
   if (ctx.request.method !== "GET" && ctx.target?.matches(".refusal")) ctx.target.replaceChildren();
+  // Nobody looks: a part that reads itself by the clock waits, and catches up with the next tick.
+  if (document.hidden && ctx.sourceEvent?.type === "every") event.preventDefault();
 });
 document.addEventListener("htmx:before:swap", (event) => {
   const { ctx } = event.detail;
@@ -233,7 +235,7 @@ class Talk {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.send(); }
     });
     document.getElementById("talk-stop").addEventListener("click", () => this.stopper?.abort());
-    document.getElementById("talk-clear").addEventListener("click", () => { this.stopper?.abort(); this.turns = []; this.place.replaceChildren(); });
+    document.getElementById("talk-clear").addEventListener("click", () => { this.stopper?.abort(); this.turns = []; this.place.querySelectorAll(".turn").forEach((turn) => turn.remove()); });
   }
 
   add(who, text) {

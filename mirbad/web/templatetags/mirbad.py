@@ -1,5 +1,6 @@
 """``{% load mirbad %}``: icons, times, sizes."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +17,12 @@ register = template.Library()
 register.filter("size", parts.size)
 register.filter("span", parts.span)
 register.filter("fingerprint", parts.fingerprint)
+
+
+@register.filter
+def lines(texts: Iterable[str]) -> str:
+    """Texts as lines of one block."""
+    return "\n".join(texts)
 
 
 @register.simple_tag
