@@ -127,7 +127,7 @@ AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_LOCKOUT_CALLABLE = "mirbad.accounts.login.too_many"
 AXES_RESET_ON_SUCCESS = True
 AXES_ENABLE_ACCESS_FAILURE_LOG = False
-AXES_CLIENT_IP_CALLABLE = "mirbad.api.addresses.client_address"
+AXES_CLIENT_IP_CALLABLE = "mirbad.api.addresses.known_client_address"
 CSRF_FAILURE_VIEW = "mirbad.api.errorpages.csrf_failed"
 APPEND_SLASH = False
 

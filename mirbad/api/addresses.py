@@ -6,6 +6,7 @@ from typing import Any
 
 from mirbad.kernel.conf import settings
 
+UNKNOWN = "unknown"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -24,13 +25,19 @@ def _is_trusted(address: str, trusted: tuple[Network, ...]) -> bool:
     return any(mapped in network for network in trusted)
 
 
+def known_client_address(request: Any) -> str | None:
+    """`client_address`, or None where there is none (a unix socket): a column of addresses takes no word for it."""
+    address = client_address(request)
+    return None if address == UNKNOWN else address
+
+
 def client_address(request: Any) -> str:
     """The peer's address, or, when the peer is a trusted proxy, the nearest untrusted one of ``X-Forwarded-For``.
 
     Read from the right: whatever a client writes into the header itself stands left of what our proxies add. An entry
     that is no address ends the walk at the last address that is known.
     """
-    peer = str(request.META.get("REMOTE_ADDR") or "unknown")
+    peer = str(request.META.get("REMOTE_ADDR") or UNKNOWN)
     trusted = networks(settings().trusted_proxies)
     if not _is_trusted(peer, trusted):
         return peer

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import time_machine
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
-from django.test import Client
+from django.test import AsyncClient, Client
 
 from audit.models import AuditLine
 from mirbad.accounts import people
@@ -169,3 +170,17 @@ def test_log_in_leads_back_only_to_this_master(anybody):
     assert response["Location"] == "/"
     response = Client().post("/login", {"username": "admin", "password": PASSWORD, "next": "/nodes"})
     assert response["Location"] == "/nodes"
+
+
+def test_a_client_without_an_address_is_counted_too(anybody):
+    for _ in range(5):
+        assert log_in(anybody, "wrong", REMOTE_ADDR="").status_code == 403
+    assert log_in(anybody, REMOTE_ADDR="").status_code == 429
+
+
+def test_the_sixth_try_is_429_on_the_asynchronous_server_too():
+    client = AsyncClient()
+    post = async_to_sync(client.post)
+    tries = [post("/login", {"username": "admin", "password": "wrong"}).status_code for _ in range(6)]
+    assert tries == [403] * 5 + [429]
+    assert [line[2] for line in lines()] == ["wrong_password"] * 5 + ["rate_limited"]

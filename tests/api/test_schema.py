@@ -74,7 +74,7 @@ def test_no_request_makes_a_fault_and_every_answer_is_as_published(name, with_to
     seen = []
 
     @settings(
-        max_examples=20,
+        max_examples=12,
         deadline=None,
         derandomize=True,
         database=None,
