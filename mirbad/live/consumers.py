@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from importlib import import_module
 from typing import Any
 
 from channels.auth import get_user
+from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
 
 from mirbad.kernel.roles import VIEWER, has_role
 from mirbad.live.hints import GROUP
@@ -65,5 +68,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     async def _may_look(self) -> bool:
         if "session" not in self.scope:
             return False
-        user = await get_user(self.scope)
-        return await asyncio.to_thread(has_role, user, VIEWER)
+        # The scope's own session was read when the socket opened; a log-out since then is only in the database.
+        store = import_module(settings.SESSION_ENGINE).SessionStore
+        user = await get_user({"session": store(self.scope["session"].session_key)})
+        return await database_sync_to_async(has_role)(user, VIEWER)

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from mirbad.up import broker
 from tests.bench import services
 from tests.browser.site import PASSWORD
+from tests.pages import broker
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
@@ -55,26 +55,8 @@ class Site:
 
 
 @contextlib.contextmanager
-def _broker() -> Iterator[str]:
-    """A broker as `make up` starts one, in a short folder: socket paths end at 108 bytes."""
-    runtime = Path(tempfile.mkdtemp(prefix="mb-"))
-    (runtime / "broker.conf").write_text(broker.configuration(runtime))
-    process = subprocess.Popen([broker.binary(), runtime / "broker.conf"], stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(100):
-            if broker.socket_path(runtime).exists():
-                break
-            time.sleep(0.05)
-        yield broker.url(runtime)
-    finally:
-        process.terminate()
-        process.wait(10)
-        shutil.rmtree(runtime, ignore_errors=True)
-
-
-@contextlib.contextmanager
 def _site(folder: Path, kind: str) -> Iterator[Site]:
-    with _broker() as broker_url:
+    with broker.running() as broker_url:
         port = services.free_port()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MIRBAD_")}
         environment = kept | {
@@ -144,8 +126,8 @@ class Watch:
         context.on("request", lambda request: self._asked(request.url))
 
     def _said(self, kind: str, text: str) -> None:
-        # A refusal has a status of 4xx by contract, and Chromium logs each as an error.
-        if kind == "error" and "the server responded with a status of 4" not in text:
+        # A refusal has a status of 4xx or 503 by contract, and Chromium logs each as an error.
+        if kind == "error" and not re.search(r"the server responded with a status of (4\d\d|503)", text):
             self.wrong.append(f"console: {text}")
 
     def _asked(self, url: str) -> None:
