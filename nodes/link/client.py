@@ -4,6 +4,7 @@ Every mutating call carries the master's claim and an operation id; an agent tha
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -247,8 +248,8 @@ def _why(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(inner, aiohttp.ServerDisconnectedError):
         return "the agent closed the connection (it may not know this master's key)"
-    if isinstance(inner, OSError) and inner.strerror:
-        return inner.strerror
+    if isinstance(inner, OSError) and inner.errno:
+        return os.strerror(inner.errno)
     return str(inner) or type(inner).__name__
 
 

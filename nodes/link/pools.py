@@ -1,6 +1,8 @@
 """Connections to agents: one pool a node and event loop, thrown away when the node's endpoint changes."""
 
 import asyncio
+import atexit
+import contextlib
 import os
 import socket
 import threading
@@ -19,6 +21,7 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
 _PER_NODE = 32
+_END_SECONDS = 2.0
 
 
 class _GuardedResolver(AbstractResolver):
@@ -109,9 +112,21 @@ class LoopThread:
         """Run `work` in the loop and wait for it; its own time-outs bound the wait."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
+    def end(self) -> None:
+        """Close every connection and end the thread; a part of the process's end."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_close_all(), self.loop).result(_END_SECONDS)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_END_SECONDS)
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.close()
+
+
+async def _close_all() -> None:
+    await of_running_loop().close()
 
 
 _lock = threading.Lock()
@@ -125,3 +140,11 @@ def loop_thread() -> LoopThread:
         if _thread is None or _thread.pid != os.getpid():
             _thread = LoopThread()
         return _thread
+
+
+def _end_of_process() -> None:
+    if _thread is not None and _thread.pid == os.getpid():
+        _thread.end()
+
+
+atexit.register(_end_of_process)

@@ -123,10 +123,10 @@ class Peer:
 
 
 @contextmanager
-def tls_peer(handler: Handler, context: Callable[[], ssl.SSLContext], port: int = 0) -> Iterator[Peer]:
+def tls_peer(handler: Handler, context: ssl.SSLContext, port: int = 0) -> Iterator[Peer]:
     """Serve `handler` on 127.0.0.1 until the block ends."""
     peer, loop, ready = Peer(), asyncio.new_event_loop(), threading.Event()
-    runners: list[web.ServerRunner] = []
+    servers = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         peer.asked.append((request.method, request.path, dict(request.headers), await request.read()))
@@ -134,21 +134,26 @@ def tls_peer(handler: Handler, context: Callable[[], ssl.SSLContext], port: int 
 
     async def start() -> None:
         server = web.Server(answer)
-        runner = web.ServerRunner(server, shutdown_timeout=0.5)
-        await runner.setup()
-        runners.append(runner)
 
         def connection():
             peer.connections += 1
             return server()
 
-        listening = await loop.create_server(connection, "127.0.0.1", port, ssl=context())
+        listening = await loop.create_server(connection, "127.0.0.1", port, ssl=context)
         peer.port = listening.sockets[0].getsockname()[1]
-        ready.listening = listening
+        servers.extend((listening, server))
 
     async def stop() -> None:
-        ready.listening.close()
-        await runners[0].cleanup()
+        listening, server = servers
+        listening.close()
+        for connection in server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)
 
     def run() -> None:
         asyncio.set_event_loop(loop)

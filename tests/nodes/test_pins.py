@@ -32,7 +32,7 @@ async def hello(request):
 
 @pytest.fixture
 def node():
-    with tls_peer(hello, lambda: agent_context(NODE, BUNDLE)) as peer:
+    with tls_peer(hello, agent_context(NODE, BUNDLE)) as peer:
         yield peer
 
 
