@@ -1,36 +1,36 @@
 """The ASGI application of the web process: `/v1` to the gateway, websockets to Channels, all else to Django."""
 
+import asyncio
 import os
-
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
+from typing import TYPE_CHECKING
 
 from django.core.asgi import get_asgi_application
 
-_django = get_asgi_application()
+from mirbad.kernel import logs
+from mirbad.tasking import heartbeat
 
-# After Django is set up: these import models.
-from channels.auth import AuthMiddlewareStack  # noqa: E402
-from channels.routing import URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
-
-from mirbad.api.bodylimit import BodyLimit  # noqa: E402
-from mirbad.kernel import logs  # noqa: E402
-from mirbad.routing import websocket_urlpatterns  # noqa: E402
-from mirbad.tasking import heartbeat  # noqa: E402
-from models_app.gateway import inside  # noqa: E402
-from models_app.gateway.door import Gateway, Receive, Scope, Send  # noqa: E402
+if TYPE_CHECKING:
+    from models_app.gateway.door import Receive, Scope, Send
 
 
 class Application:
     """One process of the web: the router, and the life of what it carries."""
 
     def __init__(self) -> None:
-        self._gateway: Gateway = inside.make()
-        self._django = BodyLimit(_django)
+        self._django = get_asgi_application()
+        # Behind that line Django is set up: these import models.
+        from channels.auth import AuthMiddlewareStack
+        from channels.routing import URLRouter
+        from channels.security.websocket import AllowedHostsOriginValidator
+
+        from mirbad.routing import websocket_urlpatterns
+        from models_app.gateway import inside
+
+        self._gateway = inside.make()
         self._websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
         self._heartbeat: heartbeat.Heartbeat | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """ASGI: http, websocket and lifespan."""
         kind = scope["type"]
         if kind == "http":
@@ -46,7 +46,7 @@ class Application:
         else:
             raise ValueError(f"no answer to an ASGI scope of type {kind}")
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _live(self, receive: "Receive", send: "Send") -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -55,11 +55,12 @@ class Application:
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 if self._heartbeat is not None:
-                    self._heartbeat.stop()
+                    await asyncio.to_thread(self._heartbeat.stop)
                 await self._gateway.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
 
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
 logs.configure("web")
 application = Application()

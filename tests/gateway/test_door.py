@@ -3,13 +3,14 @@
 import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import psutil
 import pytest
 
 from models_app.gateway import door, refusals
-from models_app.gateway.table import NodeState, RouteState
+from models_app.gateway.table import NodeState, Route, RouteState
 from tests.gateway.client import CHAT, Raw, ask, refused
 from tests.gateway.fleet import ENGINE_KEY, EXPIRED_SECRET, NARROW_SECRET, SECRET, model
 from tests.gateway.test_upstream import FakeTransport
@@ -228,6 +229,52 @@ def test_models_are_listed_and_looked_up(fleet):
     assert refused(fleet, None, "/v1/models/x", method="GET") == (404, "model_not_found")
     assert refused(fleet, b"{}", "/v1/models") == (405, "method_not_allowed")
     assert ask(fleet, None, "/v1/models", method="HEAD")[0].status == 200
+
+
+def test_a_large_body_reaches_the_engine_unchanged(fleet):
+    body = json.dumps({"messages": [{"role": "user", "content": 'é\\n"' * 50_000}], "model": "m"}).encode()
+    assert ask(fleet, body)[0].status == 200
+    assert fleet.engine.seen[-1].body == body
+    streamed = body[:-1] + b', "stream": true}'
+    assert ask(fleet, streamed)[0].status == 200
+    assert fleet.engine.seen[-1].json == json.loads(streamed) | {"stream_options": {"include_usage": True}}
+
+
+def test_a_replica_that_does_not_take_the_request_is_passed_over(fleet):
+    gone = Route("p0", "m", "n1", 1, RouteState.READY)
+    fleet.table(model(routes=(gone, *model().routes)))
+    assert ask(fleet, {"model": "m"})[0].status == 200
+    assert len(fleet.engine.seen) == 1
+
+
+def test_many_streams_at_once_do_not_mix_and_leave_nothing_behind(fleet):
+    async def script(seen):
+        mark = seen.json["messages"][0]["content"]
+        await seen.head("Content-Type: text/event-stream", "Transfer-Encoding: chunked")
+        for number in range(30):
+            event = delta(f"{mark} é {number}")
+            await seen.chunk(event[:7])
+            await asyncio.sleep(0.002)
+            await seen.chunk(event[7:])
+        await seen.chunk(DONE)
+        await seen.end()
+
+    fleet.engine.script = script
+
+    def one(number):
+        body = STREAM | {"messages": [{"role": "user", "content": f"client-{number}"}]}
+        if number % 3 == 0:
+            with Raw(fleet) as client:
+                client.post(body)
+                client.read_until(b"data:")
+            return True
+        expected = b"".join(delta(f"client-{number} é {n}") for n in range(30)) + DONE
+        return ask(fleet, body)[1] == expected
+
+    with ThreadPoolExecutor(24) as pool:
+        assert all(pool.map(one, range(48)))
+    assert fleet.wait_for(lambda: fleet.gateway.in_flight == 0 and not fleet.gateway.exchanges.flight, 3)
+    assert fleet.wait_for(lambda: all(opened == idle for opened, idle in fleet.gateway.pools.counts().values()), 2)
 
 
 # A client that leaves
