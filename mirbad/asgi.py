@@ -17,15 +17,17 @@ class Application:
     """One process of the web: the router, and the life of what it carries."""
 
     def __init__(self) -> None:
-        self._django = get_asgi_application()
+        django = get_asgi_application()
         # Behind that line Django is set up: these import models.
         from channels.auth import AuthMiddlewareStack
         from channels.routing import URLRouter
         from channels.security.websocket import AllowedHostsOriginValidator
 
+        from mirbad.api.bodylimit import BodyLimit
         from mirbad.routing import websocket_urlpatterns
         from models_app.gateway import inside
 
+        self._django = BodyLimit(django)
         self._gateway = inside.make()
         self._websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
         self._heartbeat: heartbeat.Heartbeat | None = None

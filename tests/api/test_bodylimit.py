@@ -51,3 +51,25 @@ async def test_a_declared_length_over_the_limit_is_refused_unread():
 async def test_an_undeclared_body_is_read_no_further_than_the_limit():
     status, body, taken = await ask([b"a" * 600] * 1000)
     assert (status, json.loads(body)["code"], taken) == (413, "payload_too_large", 2)
+
+
+async def test_the_web_process_asks_for_no_byte_of_a_body_that_is_too_large():
+    from mirbad.asgi import Application
+
+    sent = []
+
+    async def receive():
+        raise AssertionError("the body was asked for")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/models",
+        "query_string": b"",
+        "headers": [(b"content-length", b"200000000")],
+    }
+    await Application()(scope, receive, send)
+    assert sent[0]["status"] == 413
