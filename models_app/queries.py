@@ -36,7 +36,7 @@ def shown_state(placement: Placement | None) -> ShownState:
     if placement.observed == STOPPED and placement.desired == RUNNING:
         return ShownState(STOPPED, (*reasons, f"It should run on node {node} and does not yet."))
     if placement.observed in (READY, STARTING, UNHEALTHY) and placement.desired == STOPPED:
-        return ShownState(placement.observed, (*reasons, "It is to be stopped."), placement.observed == READY)
+        return ShownState(placement.observed, (*reasons, "It is to be stopped."))
     if placement.observed in (FAILED, STOPPED, STARTING, STOPPING, UNHEALTHY, READY):
         return ShownState(placement.observed, reasons, placement.observed == READY)
     return ShownState(UNKNOWN, reasons)

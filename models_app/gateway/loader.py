@@ -36,7 +36,7 @@ def build() -> Table:
     version = routing.version()  # first: a write between this and the last query is seen at the next look
     routes: dict[str, list[Route]] = {}
     for placement in Placement.objects.order_by("created_at", "id").only(
-        "id", "model_id", "node_id_text", "generation", "desired", "observed"
+        "id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed"
     ):
         routes.setdefault(placement.model_id, []).append(_route(placement))
     models: dict[str, Model] = {}
@@ -104,7 +104,10 @@ def _route(placement: Placement) -> Route:
         state = RouteState.COMING
     else:
         state = RouteState.DOWN
-    return Route(str(placement.id), placement.model_id, placement.node_id_text, placement.generation, state)
+    # The agent compares with what runs; other GPUs chosen meanwhile count the placement up and wait for a restart.
+    running = placement.observed_generation
+    generation = placement.generation if running is None else running
+    return Route(str(placement.id), placement.model_id, placement.node_id_text, generation, state)
 
 
 class Source(Protocol):

@@ -57,6 +57,12 @@ def test_a_route_is_ready_only_when_it_is_wanted_and_seen(desired, observed, exp
     assert (route.state, route.placement_id, route.generation) == (expected, str(row.id), 7)
 
 
+def test_a_request_names_the_generation_that_runs_not_the_one_that_a_restart_will_bring():
+    defined("m")
+    placed("m", "n1", "running", "ready", generation=7, observed_generation=6)
+    assert loader.build().models["m"].routes[0].generation == 6
+
+
 @pytest.mark.parametrize(
     ("lifecycle", "reachability", "expected"),
     [

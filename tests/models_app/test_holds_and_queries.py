@@ -37,7 +37,7 @@ def test_what_is_not_there_cannot_be_held() -> None:
     ("desired", "observed", "name", "serves", "said"),
     [
         ("running", "ready", "ready", True, ""),
-        ("stopped", "ready", "ready", True, "It is to be stopped."),
+        ("stopped", "ready", "ready", False, "It is to be stopped."),
         ("running", "starting", "starting", False, ""),
         ("running", "stopped", "stopped", False, "It should run on node pc-1 and does not yet."),
         ("stopped", "stopped", "stopped", False, ""),
