@@ -33,6 +33,7 @@ from agent.identity import (
     PendingKey,
     certificate_sha256,
     fleet_id,
+    is_node_id,
     key_to_pem,
     make_csr,
     read_certificates,
@@ -171,23 +172,35 @@ def join(order: JoinOrder, state_dir: Path, pause: Callable[[float], None] = tim
     store = IdentityStore(state_dir)
     listener, expected = read_listener(order.enroll_url), read_hashes(order.ca_hash)
     uid = _uid_for_rekey(store, order) if order.rekey else None
+    unsigned = _request_without_csr(order, uid)
     authority = fetch_authority(listener, expected)
     pending = PendingKey(state_dir)
     key = pending.take(order.token)
-    request = EnrollRequest(
-        node_id=order.node_id,
-        token=order.token,
-        csr_pem=make_csr(key, order.node_id),
-        node_uid=uid,
-        address=order.address,
-        port=order.port,
-        machine=order.machine,
-    )
+    request = unsigned.model_copy(update={"csr_pem": make_csr(key, order.node_id)})
     path = "/enroll/rekey" if order.rekey else "/enroll"
     answer = _ask_until_answered(listener, authority, path, request, pause)
     identity = store.install(_check(answer, order, key, authority, expected, store, uid))
     pending.drop()
     return identity
+
+
+def _request_without_csr(order: JoinOrder, uid: str | None) -> EnrollRequest:
+    """The request but for its CSR, so that a bad option is told before anything is sent or written. JoinFailed."""
+    if not is_node_id(order.node_id):
+        raise JoinFailed("--node-id must be 1-40 lower-case letters, digits and hyphens, first a letter or digit")
+    try:
+        return EnrollRequest(
+            node_id=order.node_id,
+            token=order.token,
+            csr_pem="",
+            node_uid=uid,
+            address=order.address,
+            port=order.port,
+            machine=order.machine,
+        )
+    except ValidationError as error:
+        fields = ", ".join("--" + str(item["loc"][0]).replace("_", "-") for item in error.errors(include_input=False))
+        raise JoinFailed(f"the join command has a value that cannot be right: {fields}") from None
 
 
 def fetch_authority(listener: Listener, expected: tuple[str, ...]) -> x509.Certificate:

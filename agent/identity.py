@@ -47,6 +47,11 @@ class MissingIdentity(Exception):
     """The state folder has not joined a master."""
 
 
+def is_node_id(text: str) -> bool:
+    """Whether `text` may name a node."""
+    return _NODE_ID.fullmatch(text) is not None
+
+
 def new_key() -> ec.EllipticCurvePrivateKey:
     """A fresh P-256 key."""
     return ec.generate_private_key(ec.SECP256R1())
@@ -122,7 +127,7 @@ class Identity:
     joined_by: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if not _NODE_ID.fullmatch(self.node_id) or not _UID.fullmatch(self.node_uid):
+        if not is_node_id(self.node_id) or not _UID.fullmatch(self.node_uid):
             raise BrokenIdentity("the node id or uid is not one")
         if not self.chain or not self.ca_bundle:
             raise BrokenIdentity("the certificate chain or the CA bundle is empty")

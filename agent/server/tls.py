@@ -5,6 +5,7 @@ before it is swapped in whole. The front decides who may connect: a client certi
 one that the identity in use pins.
 """
 
+import logging
 import os
 import ssl
 import weakref
@@ -53,6 +54,8 @@ def inner_context(identity: Identity) -> ssl.SSLContext:
     return context
 
 
+log = logging.getLogger(__name__)
+
 NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name."""
 
@@ -92,7 +95,7 @@ class Door:
         self.context = _base()
         # Called for each handshake, with or without a server name; without it the front has no certificate to show.
         self.context.sni_callback = self._choose
-        pin(self.context, self._is_master)
+        pin(self.context, self._is_let_in)
 
     @property
     def identity(self) -> Identity:
@@ -119,6 +122,13 @@ class Door:
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, front: ssl.SSLContext) -> None:
         tls.context = self._inner
+
+    def _is_let_in(self, spki: str) -> bool:
+        if self._is_master(spki):
+            return True
+        # Its certificate is of this fleet's CA: a master before its key was told to this node, or a stolen CA key.
+        log.warning("a caller of this fleet was turned away: its key %s is not the master's", spki)
+        return False
 
     def _is_master(self, spki: str) -> bool:
         return spki in self._identity.master_pins

@@ -126,6 +126,27 @@ def test_the_masters_client_certificate_cannot_pose_as_the_enroll_listener(liste
         quick(order_for(listener), state)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node_id": "PC 1"}, "--node-id"),
+        ({"node_id": "-x"}, "--node-id"),
+        ({"port": 70000}, "--port"),
+        ({"port": 0}, "--port"),
+        ({"address": "x" * 300}, "--address"),
+        ({"token": "x" * 300}, "--token"),
+        ({"rekey": True, "node_uid": "x" * 100}, "--node-uid"),
+    ],
+)
+def test_an_option_that_cannot_be_right_is_told_before_anything_is_sent(
+    listener: EnrollServer, state: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(JoinFailed, match=words) as caught:
+        quick(order_for(listener, **changes), state)
+    assert "xxx" not in str(caught.value)
+    assert listener.connections == 0
+
+
 def test_a_wrong_clock_is_told_as_one(listener: EnrollServer, state: Path, fleet: Fleet) -> None:
     from datetime import timedelta
 

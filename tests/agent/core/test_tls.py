@@ -31,9 +31,13 @@ async def test_the_pinned_master_is_let_in(agent: Agent) -> None:
     assert await _is_let_in(agent.new_master(agent.fleet.master))
 
 
-async def test_a_master_of_the_same_ca_with_another_key_is_stopped_in_the_handshake(agent: Agent) -> None:
-    """A stolen CA key alone commands nothing."""
-    assert not await _is_let_in(agent.new_master(agent.fleet.new_master()))
+async def test_a_master_of_the_same_ca_with_another_key_is_stopped_in_the_handshake(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stolen CA key alone commands nothing, and its use is seen."""
+    thief = agent.fleet.new_master()
+    assert not await _is_let_in(agent.new_master(thief))
+    assert thief.spki in caplog.text
 
 
 async def test_nobody_is_let_in_without_a_certificate(agent: Agent) -> None:
