@@ -11,7 +11,6 @@ MirbadError
 │   ├── NodeIncompatible         503 node_incompatible
 │   └── NodePendingTakeover      503 node_pending_takeover
 ├── MasterFenced                 409 master_fenced
-├── ReauthenticationFailed       403 reauthentication_failed
 ├── EnrollmentRefused            403 enrollment_refused
 ├── RateLimited                  429 rate_limited
 └── AgentRefused                 what the agent said: its code and status
@@ -67,13 +66,6 @@ class MasterFenced(Conflict):
     """An agent refused this master's claim; it commands nothing until a takeover."""
 
     code = "master_fenced"
-
-
-class ReauthenticationFailed(MirbadError):
-    """The action needs a signed-in session, or admin log-in is disabled."""
-
-    code = "reauthentication_failed"
-    http_status = 403
 
 
 class EnrollmentRefused(MirbadError):
