@@ -13,7 +13,7 @@ from agent.deliveries.docker_engine import EngineState
 from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
 from agent.telemetry import gpu, host, memory
-from agent.telemetry.nvml import Card, Cards, NoDriver
+from agent.telemetry.nvml import Card, Cards
 from agent.wire.capability import (
     Capabilities,
     Delivery,
@@ -35,17 +35,9 @@ _told_unwritable: set[Path] = set()
 
 async def read_capabilities(config: AgentConfig) -> Capabilities:
     """Read all of it now. What cannot be read is None or a problem in words; nothing raises."""
-    cards, problem = await _read_gpus(config)
+    cards, problem = await gpu.look(config.nvidia_smi)
     container = await docker_engine.look(config.docker_host)
     return await asyncio.to_thread(_assemble, config, cards, problem, container)
-
-
-async def _read_gpus(config: AgentConfig) -> tuple[Cards | None, str | None]:
-    try:
-        return await gpu.cards(config.nvidia_smi), None
-    except NoDriver as error:
-        # a machine without an NVIDIA card is whole as it is; one whose driver does not speak is not
-        return None, str(error) if gpu.is_expected(config.nvidia_smi) else None
 
 
 def _assemble(config: AgentConfig, cards: Cards | None, problem: str | None, container: EngineState) -> Capabilities:

@@ -28,7 +28,7 @@ class EngineState:
 
 
 def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> docker.DockerClient:
-    """A client of the newest API version that both sides know. DockerException or OSError when not reached; blocking."""
+    """A client of the newest API version that both sides know. DockerException or OSError if not reached; blocking."""
     address = docker_host or os.environ.get("DOCKER_HOST") or _USUAL
     if address.startswith("unix://"):
         # the library leaves its socket open when nobody answers, and it asks often

@@ -20,7 +20,6 @@ from agent.running.record import Record, Records
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
 from agent.telemetry import gpu, memory
-from agent.telemetry.nvml import NoDriver
 from agent.wire.capability import Delivery
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState, InstanceView, LaunchSpec, LogSlice
@@ -96,11 +95,8 @@ class Instances:
                     await recovery.take_up(keeper)
 
     async def _look_at_gpus(self) -> None:
-        try:
-            self._yard.cards = await gpu.cards(self._yard.config.nvidia_smi)
-        except NoDriver as error:
-            self._yard.gpu_problem = str(error)
-        decision = memory.decided(self._yard.config, self._yard.cards, self._yard.gpu_problem)
+        self._yard.cards, problem = await gpu.look(self._yard.config.nvidia_smi)
+        decision = memory.decided(self._yard.config, self._yard.cards, problem)
         self._yard.memory_model = decision.model
 
     def _keeper(self, record: Record) -> Keeper:
@@ -161,7 +157,8 @@ class Instances:
         delivery = self._yard.deliveries.get(spec.delivery)
         if delivery is None:
             raise AgentError(AgentCode.RUNTIME_UNAVAILABLE, f"This node cannot run engines as a {spec.delivery}.")
-        availability = RUNTIMES[spec.runtime].availability(self._yard.config, spec.delivery)
+        runtime = RUNTIMES[spec.runtime]
+        availability = await asyncio.to_thread(runtime.availability, self._yard.config, spec.delivery)
         if not availability.available:
             raise AgentError(
                 AgentCode.RUNTIME_UNAVAILABLE,

@@ -39,5 +39,4 @@ class Yard:
     ports: set[int] = field(default_factory=set)
     memory_model: MemoryModel = MemoryModel.UNIFIED
     cards: Cards | None = None
-    gpu_problem: str | None = None
     pace: Pace = field(default_factory=Pace)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 
 _RUNNER = Path(__file__).with_name("llama_runner.py")
+
+_LOAD_SECONDS = 60
 
 _DENIED = (
     # what the agent sets
@@ -31,6 +34,27 @@ _DENIED = (
     "--mmproj-url", "-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic", "--rpc", "--prompt-cache",
     "--tools", "--webui-config-file", "--ui-config-file", "--mcp-servers-config",
 )  # fmt: skip
+
+
+_loads: set[str] = set()
+"""Pythons in which the wheel has been loaded once; a failure is tried again, since a person may have repaired it."""
+
+
+def _load_problem() -> str | None:
+    """Why the wheel cannot be loaded. Tried in another process: it is large, and wants libraries of the system."""
+    if sys.executable in _loads:
+        return None
+    command = [sys.executable, "-P", "-c", "import xllamacpp"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False)  # noqa: S603  no input
+    except subprocess.TimeoutExpired:
+        return f"The llama.cpp engine did not load in {_LOAD_SECONDS} s on this node."
+    if done.returncode == 0:
+        _loads.add(sys.executable)
+        return None
+    said = done.stderr.strip().splitlines()
+    hint = " (the system package libgomp1 has it)" if "libgomp" in done.stderr else ""
+    return f"The llama.cpp engine cannot be loaded on this node: {said[-1] if said else done.returncode}{hint}."
 
 
 class LlamaCpp:
@@ -57,7 +81,8 @@ class LlamaCpp:
                 problem="llama.cpp is not installed on this node: install the package xllamacpp into the agent's "
                 "environment, or set llama_server in agent.json.",
             )
-        return Availability(True, version=importlib.metadata.version("xllamacpp"))
+        problem = _load_problem()
+        return Availability(problem is None, version=importlib.metadata.version("xllamacpp"), problem=problem)
 
     def prepare(self, spec: LaunchSpec, config: AgentConfig) -> Source | None:
         """A GGUF file is needed: the one named, or the only one in the folder."""

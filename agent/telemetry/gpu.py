@@ -40,21 +40,29 @@ def read_cards(nvidia_smi: str) -> Cards:
         try:
             return smi.read_cards(nvidia_smi)
         except NoDriver as by_program:
-            raise NoDriver(f"NVML: {by_library}; {by_program}") from by_program
+            raise NoDriver(f"NVML: {by_library}; {by_program}", installed=by_library.installed) from by_program
 
 
 async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
     """`read_cards` beside the event loop. NoDriver also while a broken driver does not answer."""
     global _hanging  # noqa: PLW0603  one driver, one question at a time: a hanging call must not be asked again
     if _hanging is not None and not _hanging.done():
-        raise NoDriver("the GPU driver has not answered an earlier question yet")
+        raise NoDriver("the GPU driver has not answered an earlier question yet", installed=True)
     future = asyncio.get_running_loop().run_in_executor(_thread, read_cards, nvidia_smi)
     _hanging = future
     try:
         return await asyncio.wait_for(asyncio.shield(future), _TIMEOUT_SECONDS)
     except TimeoutError:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s") from None
+        raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s", installed=True) from None
+
+
+async def look(nvidia_smi: str = "nvidia-smi") -> tuple[Cards | None, str | None]:
+    """The GPUs, or why they cannot be read. Both are None on a machine that has none: such a node is whole."""
+    try:
+        return await cards(nvidia_smi), None
+    except NoDriver as error:
+        return None, str(error) if error.installed or is_expected(nvidia_smi) else None
 
 
 async def gpu_statuses(nvidia_smi: str = "nvidia-smi") -> tuple[GpuStatus, ...]:

@@ -10,7 +10,11 @@ T = TypeVar("T")
 
 
 class NoDriver(Exception):
-    """The library is not there, or does not start; the text says what it answered."""
+    """GPUs cannot be read; the text says what was answered. `installed` means that there is a library of a driver."""
+
+    def __init__(self, text: str, *, installed: bool = False) -> None:
+        super().__init__(text)
+        self.installed = installed
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,13 @@ def read_cards() -> Cards:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from error
+        missing = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        raise NoDriver(str(error), installed=not missing) from error
     try:
         try:
             count = int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
-            raise NoDriver(f"the GPUs cannot be counted: {error}") from error
+            raise NoDriver(f"the GPUs cannot be counted: {error}", installed=True) from error
         cards = tuple(_card(index) for index in range(count))
         return Cards(cards, _words(_ask(pynvml.nvmlSystemGetDriverVersion)))
     finally:

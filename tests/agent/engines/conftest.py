@@ -14,7 +14,7 @@ from agent.deliveries.base import LAUNCH_VARIABLE
 from agent.running import Instances
 from agent.running.yard import Pace
 from agent.wire.capability import Delivery, Runtime
-from agent.wire.instances import InstanceState, InstanceView, LaunchSpec
+from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
 
 QUICK = Pace(starting=0.05, watching=0.1, memory=0.2, failures=3)
 
@@ -59,6 +59,8 @@ class Node:
         while (view := self.instances.view(instance_id)).state not in states:
             assert asyncio.get_running_loop().time() < deadline, f"still {view.state}: {view}"
             await asyncio.sleep(0.02)
+        if view.state not in LIVE_STATES:
+            await self.instances._keepers[instance_id].wait_final()
         return view
 
     def processes(self) -> list[psutil.Process]:

@@ -1,0 +1,213 @@
+"""What a node says of itself: cards that answer in part, folders, runtimes, warnings."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.capability import list_folders, read_capabilities
+from agent.config import AgentConfig
+from agent.telemetry import memory, smi
+from agent.telemetry.host import host_status
+from agent.telemetry.nvml import Card, Cards, NoDriver
+from agent.wire.capability import Capabilities, Delivery, Feature, MemoryModel, Runtime
+from agent.wire.status import GpuStatus
+from tests.bench.nvml import FakeNvml
+
+ROOT = Path(__file__).resolve().parents[3]
+PC = {
+    "uuid": "GPU-1", "name": "RTX 6000 Ada", "total": 48 * 2**30, "used": 2**30, "compute": "8.9", "utilization": 7,
+    "temperature": 41, "power": 61_500,
+}  # fmt: skip
+GB10 = {"uuid": "GPU-2", "name": "NVIDIA GB10", "compute": "12.1", "utilization": 3, "temperature": 40}
+
+PROBE = """
+import asyncio, json, sys
+from pathlib import Path
+from agent.capability import read_capabilities
+from agent.config import AgentConfig
+from agent.telemetry.gpu import gpu_statuses
+config = AgentConfig(state_dir=Path(sys.argv[1]), models_root=Path(sys.argv[1]), nvidia_smi=sys.argv[2])
+async def main():
+    capabilities = await read_capabilities(config)
+    statuses = await gpu_statuses(config.nvidia_smi)
+    print(json.dumps([capabilities.to_wire(), [one.to_wire() for one in statuses]]))
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> FakeNvml:
+    return FakeNvml(tmp_path)
+
+
+async def probe(
+    tmp_path: Path, env: dict[str, str], nvidia_smi: str = "no-such-smi"
+) -> tuple[Capabilities, list[GpuStatus]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROBE, str(tmp_path), nvidia_smi,
+        cwd=ROOT, env={**os.environ, **env}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    capabilities, statuses = json.loads(output)
+    return Capabilities.model_validate(capabilities), [GpuStatus.model_validate(one) for one in statuses]
+
+
+async def test_a_card_with_its_own_memory_makes_the_node_discrete(tmp_path: Path, nvml: FakeNvml) -> None:
+    nvml.cards(PC)
+    capabilities, statuses = await probe(tmp_path, nvml.env)
+    assert capabilities.memory_model is MemoryModel.DISCRETE
+    assert {Feature.GPUS_UUIDS, Feature.ADMISSION_DISCRETE} <= set(capabilities.features)
+    card = capabilities.gpus[0]
+    assert (card.uuid, card.name, card.memory_bytes) == ("GPU-1", "RTX 6000 Ada", 48 * 2**30)
+    assert (card.compute_capability, card.driver_version, card.shares_host_memory) == ("8.9", "580.95.05", False)
+    status = statuses[0]
+    assert (status.used_bytes, status.utilization_percent, status.power_watts) == (2**30, 7.0, 61.5)
+
+
+async def test_a_card_that_shares_the_memory_of_the_machine_reports_none_and_not_zero(
+    tmp_path: Path, nvml: FakeNvml
+) -> None:
+    nvml.cards(GB10)
+    capabilities, statuses = await probe(tmp_path, nvml.env)
+    assert capabilities.memory_model is MemoryModel.UNIFIED
+    assert Feature.GPUS_UUIDS not in capabilities.features
+    assert (capabilities.gpus[0].memory_bytes, capabilities.gpus[0].shares_host_memory) == (None, True)
+    assert (statuses[0].total_bytes, statuses[0].used_bytes, statuses[0].power_watts) == (None, None, None)
+    assert statuses[0].utilization_percent == 3.0
+
+
+async def test_a_lost_card_does_not_hide_the_others(tmp_path: Path, nvml: FakeNvml) -> None:
+    nvml.cards({"handle": "!15"}, PC, {"uuid": "!15"})
+    capabilities, statuses = await probe(tmp_path, nvml.env)
+    assert [gpu.uuid for gpu in capabilities.gpus] == ["GPU-unreadable-0", "GPU-1", "GPU-unreadable-2"]
+    assert "does not answer" in (capabilities.gpus[0].problem or "")
+    assert capabilities.health == "degraded"
+    assert statuses[1].used_bytes == 2**30
+
+
+@pytest.mark.parametrize("broken", [{"init": "!9"}, {"init": "!999"}, {"count": "!999"}])
+async def test_a_driver_that_does_not_start_is_a_problem_in_words(
+    tmp_path: Path, nvml: FakeNvml, broken: dict[str, Any]
+) -> None:
+    nvml.cards(PC, **broken)
+    capabilities, statuses = await probe(tmp_path, nvml.env)
+    assert (capabilities.gpus, statuses) == ((), [])
+    assert "NVML" in (capabilities.gpu_problem or "")
+    assert capabilities.memory_model is MemoryModel.UNIFIED
+
+
+def make_smi(tmp_path: Path, body: str) -> str:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+async def test_without_the_library_nvidia_smi_is_asked(tmp_path: Path) -> None:
+    row = "0, GPU-7, NVIDIA H200, 143771, 1024, 12, 34, 120.50, 9.0, 570.1"
+    capabilities, statuses = await probe(tmp_path, {}, make_smi(tmp_path, f"echo '{row}'"))
+    assert (capabilities.gpus[0].uuid, capabilities.gpus[0].memory_bytes) == ("GPU-7", 143771 * 2**20)
+    assert (statuses[0].used_bytes, statuses[0].power_watts) == (2**30, 120.5)
+
+
+def test_words_where_numbers_are_expected_are_not_reported(tmp_path: Path) -> None:
+    row = "0, GPU-2, NVIDIA GB10, [N/A], [N/A], 3, 40, [Not Supported], 12.1, 580.95"
+    found = smi.read_cards(make_smi(tmp_path, f"echo '{row}'"))
+    card = found.cards[0]
+    assert (card.total_bytes, card.used_bytes, card.power_watts) == (None, None, None)
+    assert (card.utilization_percent, card.temperature_celsius, found.driver_version) == (3.0, 40.0, "580.95")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [("echo 'has failed because it could not'; exit 9", "exit code 9"), ("exit 1", "said nothing")]
+)
+def test_a_failing_nvidia_smi_is_quoted(tmp_path: Path, body: str, says: str) -> None:
+    with pytest.raises(NoDriver, match=says):
+        smi.read_cards(make_smi(tmp_path, body))
+
+
+async def test_a_machine_without_gpus_is_a_whole_node(config: AgentConfig) -> None:
+    capabilities = await read_capabilities(config)
+    assert (capabilities.gpus, capabilities.memory_model) == ((), MemoryModel.UNIFIED)
+    assert capabilities.gpu_problem is None
+    assert capabilities.health == "ok"
+    assert capabilities.cpu_count > 0
+    assert capabilities.memory_bytes > 0
+    assert Feature.DELIVERY_PROCESS in capabilities.features
+    found = {(item.runtime, item.delivery): item for item in capabilities.runtimes}
+    assert len(found) == 6
+    assert found[Runtime.LLAMA_CPP, Delivery.PROCESS].available
+    assert found[Runtime.SIM, Delivery.PROCESS].available
+    assert all(item.problem for item in found.values() if not item.available)
+
+
+async def test_a_missing_models_root_is_a_warning_that_says_what_to_do(config: AgentConfig) -> None:
+    config.models_root.rmdir()
+    capabilities = await read_capabilities(config)
+    assert capabilities.health == "degraded"
+    assert "models_root" in capabilities.warnings[0]
+
+
+def test_folders_are_listed_with_their_files_links_too(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.gguf").write_bytes(b"12345")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "linked").symlink_to(elsewhere)
+    (root / "own" / "sub").mkdir(parents=True)
+    (root / "own" / "sub" / "b").write_bytes(b"123")
+    (root / "own" / "dangling").symlink_to(tmp_path / "nothing")
+    (root / ".hidden").mkdir()
+    (root / "file.txt").touch()
+    folders = list_folders(root)
+    assert [(folder.name, folder.total_bytes) for folder in folders] == [("linked", 5), ("own", 3)]
+    assert folders[1].files[0].path == "sub/b"
+    assert list_folders(tmp_path / "nowhere") == ()
+
+
+def test_a_folder_with_very_many_files_is_listed_in_part(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(205):
+        (folder / f"{number:03}").write_bytes(b"x")
+    listed = list_folders(tmp_path)[0]
+    assert (len(listed.files), listed.truncated) == (200, True)
+
+
+async def test_the_host_is_measured_and_a_missing_folder_is_no_error(tmp_path: Path) -> None:
+    status = await host_status(tmp_path / "not" / "there")
+    assert status.memory_total_bytes
+    assert status.memory_available_bytes
+    assert status.memory_available_bytes <= status.memory_total_bytes
+    assert status.disk_free_bytes
+    assert status.load_1m is not None
+
+
+def test_the_memory_model_is_decided_once_and_a_change_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = AgentConfig(state_dir=tmp_path / "one")
+    cards = Cards((Card(uuid="GPU-1", index=0, total_bytes=2**34),))
+    assert memory.decided(config, None, "nvidia-smi failed with exit code 9").model is MemoryModel.UNIFIED
+    for _ in range(3):
+        assert memory.decided(config, cards, None).model is MemoryModel.UNIFIED
+    assert [getattr(record, "id", None) for record in caplog.records] == [2642, 2640, 2643]
+
+
+def test_the_owners_word_on_the_memory_model_goes_before_the_probe(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cards = Cards((Card(uuid="GPU-1", index=0, total_bytes=2**34),))
+    config = AgentConfig(state_dir=tmp_path / "two", memory_model=MemoryModel.UNIFIED)
+    decision = memory.decided(config, cards, None)
+    assert (decision.model, decision.reason) == (MemoryModel.UNIFIED, "set in agent.json")
+    assert [getattr(record, "id", None) for record in caplog.records] == [2644, 2640]
