@@ -1,9 +1,9 @@
 """Whether there is room for one more engine, and whose turn it is to start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.config import AgentConfig
 from agent.errors import AgentError
@@ -15,11 +15,17 @@ HOST_LANE = "host"
 
 @dataclass(frozen=True)
 class Need:
-    """What a start will take: host bytes, and bytes per GPU. None is unknown and takes no part in the sum."""
+    """What a start will take: host bytes, and bytes per GPU. None is unknown and takes no part in the sum.
+
+    With it come the node's settings for this start: what it leaves alone, and how many may start beside it.
+    """
 
     host_bytes: int | None
     gpu_bytes: int | None
     gpu_uuids: tuple[str, ...]
+    host_reserve: int | None = None
+    gpu_reserve: Mapping[str, int] = field(default_factory=dict)
+    max_starts: int | None = None
 
     def share(self) -> int | None:
         """Bytes on each of its GPUs; the budget is split evenly."""
@@ -36,12 +42,17 @@ class Room:
     gpu_labels: dict[str, str]
 
 
-def reserve_bytes(config: AgentConfig, total: int | None) -> int:
-    """Host memory that models leave alone. On a small machine the default is a quarter of it."""
+def reserve_bytes(config: AgentConfig, total: int | None, setting: int | None = None) -> int:
+    """Host memory that models leave alone. On a small machine the default is a quarter of it.
+
+    The node's `setting` replaces the default; of it and the machine owner's word the larger counts.
+    """
     reserve = int(config.memory_reserve_gib * GIB)
-    if "memory_reserve_gib" not in config.model_fields_set and total is not None:
-        return min(reserve, total // 4)
-    return reserve
+    if "memory_reserve_gib" in config.model_fields_set:
+        return max(reserve, setting or 0)
+    if setting is not None:
+        return setting
+    return reserve if total is None else min(reserve, total // 4)
 
 
 def admit(need: Need, room: Room, others: Iterable[Need], reserve: int) -> None:
@@ -59,7 +70,8 @@ def admit(need: Need, room: Room, others: Iterable[Need], reserve: int) -> None:
         known = room.gpu_free.get(uuid)
         if known is None:
             continue
-        free = known - sum(other.share() or 0 for other in waiting if uuid in other.gpu_uuids)
+        left_alone = need.gpu_reserve.get(uuid, 0)
+        free = known - left_alone - sum(other.share() or 0 for other in waiting if uuid in other.gpu_uuids)
         if share > free:
             raise _refusal(room.gpu_labels.get(uuid, uuid), share, free, uuid)
 
@@ -90,7 +102,8 @@ class Starts:
         if key in self._held:
             return True
         busy = any(lanes & held for held, _ in self._held.values())
-        full = self.limit is not None and len(self._held) >= self.limit
+        limits = [limit for limit in (self.limit, need.max_starts) if limit is not None]
+        full = bool(limits) and len(self._held) >= min(limits)
         if (busy or full) and not force:
             return False
         self._held[key] = (lanes, need)

@@ -20,7 +20,14 @@ def need_of(spec: LaunchSpec, source: Source | None) -> Need:
     host_bytes = spec.host_memory_budget_bytes
     if host_bytes is None:
         host_bytes = RUNTIMES[spec.runtime].host_memory_bytes(spec, source)
-    return Need(host_bytes=host_bytes, gpu_bytes=spec.gpu_memory_budget_bytes, gpu_uuids=spec.gpu_uuids)
+    return Need(
+        host_bytes=host_bytes,
+        gpu_bytes=spec.gpu_memory_budget_bytes,
+        gpu_uuids=spec.gpu_uuids,
+        host_reserve=spec.host_reserve_bytes,
+        gpu_reserve=spec.gpu_reserve_bytes,
+        max_starts=spec.max_concurrent_starts,
+    )
 
 
 def lanes_of(spec: LaunchSpec) -> frozenset[str]:
@@ -44,7 +51,7 @@ async def check(yard: Yard, key: str, need: Need, *, force: bool) -> None:
             labels[status.uuid] = f"GPU {number}"
     available, total = await asyncio.to_thread(lambda: (host.available_memory_bytes(), host.total_memory_bytes()))
     room = Room(host_available=available, host_total=total, gpu_free=gpu_free, gpu_labels=labels)
-    admission.admit(need, room, yard.starts.others(key), admission.reserve_bytes(yard.config, total))
+    admission.admit(need, room, yard.starts.others(key), admission.reserve_bytes(yard.config, total, need.host_reserve))
 
 
 async def require_gpus(yard: Yard, spec: LaunchSpec) -> None:

@@ -46,7 +46,8 @@ class LaunchSpec(WireModel):
     """``PUT /agent/v1/instances/{instanceId}``: run this. The operation id travels in the header.
 
     `served_names` are the names that the engine answers to, the first is the main one. `secret_env` holds values that
-    must reach the engine and nothing else. Memory budgets are bytes; None lets the agent estimate.
+    must reach the engine and nothing else. Memory budgets are bytes; None lets the agent estimate. Reserves (bytes that
+    models leave alone, of the host and by GPU UUID) and the limit of starts at once are the node's settings.
     """
 
     model_id: str
@@ -66,6 +67,9 @@ class LaunchSpec(WireModel):
     host_memory_budget_bytes: Annotated[int, Field(ge=0)] | None = None
     context_length: Annotated[int, Field(ge=1)] | None = None
     start_timeout_seconds: Annotated[int, Field(ge=1)] = 1800
+    host_reserve_bytes: Annotated[int, Field(ge=0)] | None = None
+    gpu_reserve_bytes: dict[str, Annotated[int, Field(ge=0)]] = {}
+    max_concurrent_starts: Annotated[int, Field(ge=1)] | None = None
     force: bool = False
 
     @field_serializer("secret_env", when_used="json")

@@ -214,8 +214,8 @@ def _late(step: Step, allowed: timedelta) -> bool:
 
 def _digest(spec: LaunchSpec) -> str:
     # The agent refuses a known key with another body, so a definition that was saved between two tries gets its own.
-    # Secrets are in the configuration's hash in sealed form alone.
-    parts = f"{spec.config_hash}:{spec.generation}:{spec.start_timeout_seconds}:{spec.force}"
+    # Secrets stay out: the hash of the configuration, which is among the rest, changes with them.
+    parts = spec.model_dump_json(exclude={"secret_env"})
     return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 

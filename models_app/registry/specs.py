@@ -94,6 +94,7 @@ def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> Lau
             f"Model {model.pk!r} runs as a container but names no image. Give it one, set a default image in the "
             f"settings of node {node.pk!r}, or set MIRBAD_ENGINE_IMAGE."
         )
+    reserved = node.gpus.filter(uuid__in=placement.gpu_uuids, reserve_bytes__isnull=False)
     return LaunchSpec(
         model_id=model.pk,
         generation=placement.generation,
@@ -112,5 +113,8 @@ def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> Lau
         host_memory_budget_bytes=model.host_memory_budget_bytes,
         context_length=model.context_length,
         start_timeout_seconds=model.start_timeout_seconds,
+        host_reserve_bytes=node.memory_reserve_bytes,
+        gpu_reserve_bytes={gpu.uuid: gpu.reserve_bytes for gpu in reserved},
+        max_concurrent_starts=node.max_concurrent_starts,
         force=force,
     )

@@ -6,7 +6,7 @@ from mirbad.kernel import conf
 from models_app import registry
 from models_app.errors import ImageMissing
 from models_app.models import Placement
-from nodes.models import Node
+from nodes.models import Gpu, Node
 from tests.models_app.things import DIGEST, PERSON, definition, gpu, model_data, node, placed
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
@@ -117,3 +117,15 @@ def test_the_nodes_default_image_is_part_of_the_hash() -> None:
     before = registry.config_hash(definition(), placement, Node.objects.get())
     Node.objects.update(default_image="node/vllm")
     assert registry.config_hash(definition(), placement, Node.objects.get()) != before
+
+
+def test_the_nodes_settings_go_to_the_agent_with_each_launch() -> None:
+    machine = node("pc-1", gpu("GPU-a"), gpu("GPU-b"), memory_reserve_bytes=5, max_concurrent_starts=2)
+    Gpu.objects.create(node=machine, uuid="GPU-a", reserve_bytes=7)
+    Gpu.objects.create(node=machine, uuid="GPU-b", reserve_bytes=9)
+    placement = placed(**CONTAINER, image="own/vllm:2", placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
+    before = registry.config_hash(definition(), placement, machine)
+    spec = registry.launch_spec(placement, machine)
+    assert (spec.host_reserve_bytes, spec.gpu_reserve_bytes, spec.max_concurrent_starts) == (5, {"GPU-a": 7}, 2)
+    machine.memory_reserve_bytes = None
+    assert registry.config_hash(definition(), placement, machine) == before, "no restart is needed for them"

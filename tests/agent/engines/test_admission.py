@@ -71,6 +71,24 @@ def test_the_default_reserve_gives_way_on_a_small_machine_and_the_owners_word_do
     assert reserve_bytes(AgentConfig(memory_reserve_gib=6), 8 * GIB) == 6 * GIB
 
 
+@pytest.mark.unit
+def test_the_nodes_settings_from_the_master_are_obeyed() -> None:
+    assert reserve_bytes(AgentConfig(), 8 * GIB, 1 * GIB) == 1 * GIB
+    assert reserve_bytes(AgentConfig(memory_reserve_gib=6), 8 * GIB, 1 * GIB) == 6 * GIB
+    assert reserve_bytes(AgentConfig(memory_reserve_gib=6), 64 * GIB, 9 * GIB) == 9 * GIB
+    admit(Need(None, 10 * GIB, ("a",), gpu_reserve={"b": 9 * GIB}), room(a=12 * GIB), [], 0)
+    with pytest.raises(AgentError) as refused:
+        admit(Need(None, 10 * GIB, ("a",), gpu_reserve={"a": 3 * GIB}), room(a=12 * GIB), [], 0)
+    assert refused.value.fields["freeBytes"] == 9 * GIB
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("own", "wanted", "fits"), [(None, 1, 1), (None, 2, 2), (3, 2, 2), (1, 2, 1), (2, None, 2)])
+def test_of_two_limits_of_starts_the_lower_one_counts(own, wanted, fits) -> None:
+    starts, need = Starts(own), Need(None, None, (), max_starts=wanted)
+    assert sum(starts.try_take(str(number), frozenset(), need) for number in range(5)) == fits
+
+
 async def test_starts_on_one_gpu_wait_for_each_other_and_on_others_do_not() -> None:
     starts, need = Starts(None), Need(None, None, ())
     assert starts.try_take("one", frozenset({"a"}), need)
