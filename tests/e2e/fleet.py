@@ -170,7 +170,9 @@ class Fleet:
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 words = process.cmdline()
-                if any(word.endswith(("sim_engine.py", "llama_runner.py")) for word in words) and model in words:
+                is_engine = any(word.endswith(("sim_engine.py", "llama_runner.py")) for word in words)
+                # an engine works in the state folder of its agent: ours, or that of an installed one
+                if is_engine and model in words and process.cwd().startswith((str(self.data), "/var/lib/mirbad-agent")):
                     found.add(process.pid)
         return found
 
