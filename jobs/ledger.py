@@ -4,6 +4,7 @@ A worker claims a step (fence + 1, a lease), does one effect outside any transac
 while its fence stands. Zero rows means that another worker has the operation: LeaseLost.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,6 +27,7 @@ from mirbad.kernel.redact import redact
 from mirbad.tasking.tasks import enqueue
 
 _TEXT = 1000
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 _LINES_KEPT = 60
 
 
@@ -173,11 +175,16 @@ def _write_wait(step: Step, outcome: Wait, now: datetime) -> float:
     state = {**step.state, **outcome.state}
     _update(step, attempt=0, next_run_at=next_run, progress=progress, error={}, state=state)
     text = str(progress.get("text", ""))
-    if text and text != before.get("text"):
+    if text and _shape(text) != _shape(str(before.get("text", ""))):
         _tell(step.operation_id, step.stage, text, now)
     if progress != before:
         events.changed(step.operation_id)
     return outcome.seconds
+
+
+def _shape(text: str) -> str:
+    # A counter that runs is progress, which is shown where it stands; only another sentence is a new line.
+    return _NUMBERS.sub("#", text)
 
 
 def _write_end(step: Step, outcome: Done | Cancelled, kind: Kind, now: datetime) -> None:

@@ -256,3 +256,31 @@ def test_a_stop_and_a_start_at_one_moment_leave_one_of_both(agent, finish) -> No
             finish(row.pk)
         placement = Placement.objects.get(model_id=model)
         assert (placement.desired, placement.observed) in {("running", "ready"), ("stopped", "stopped")}
+
+
+@pytest.mark.django_db
+def test_a_counter_that_runs_is_progress_and_no_new_line_of_the_timeline(pass_time) -> None:
+    row = operation()
+    for text in ("Pulling, 1.5 of 9 GB", "Pulling, 2.25 of 9 GB", "Unpacking"):
+        ledger.write(claimed(row.pk), Wait(0.5, {"text": text}), LAUNCH)
+        pass_time(1)
+    assert list(row.events.values_list("text", flat=True)) == ["Start requested.", "Pulling, 1.5 of 9 GB", "Unpacking"]
+    assert Operation.objects.get().progress == {"text": "Unpacking"}
+
+
+@pytest.mark.django_db
+def test_pages_are_told_of_what_changed_once_it_has_committed(
+    agent, finish, monkeypatch, django_capture_on_commit_callbacks
+) -> None:
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr("mirbad.live.hints.changed", lambda topic, subject="": told.append((topic, subject)))
+    node("pc-1")
+    placed()
+    with django_capture_on_commit_callbacks(execute=True):
+        row = requests.start("tiny", PERSON)
+        assert told == [], "nothing is told before the commit"
+    assert {("operations", row.pk), ("models", "tiny")} <= set(told)
+    told.clear()
+    with django_capture_on_commit_callbacks(execute=True):
+        finish(row.pk)
+    assert {("operations", row.pk), ("models", "tiny")} <= set(told)
