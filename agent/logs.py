@@ -76,9 +76,11 @@ class LogFile:
         """Whether it should be emptied."""
         return self.size() > LIMIT_BYTES
 
-    def empty(self) -> None:
-        """Cut it to nothing in place; the engine goes on writing at the new end (it appends)."""
+    def empty(self) -> int:
+        """Cut it to nothing in place, the bytes that went; the engine goes on at the new end (it appends)."""
+        size = self.size()
         os.truncate(self.path, 0)
+        return size
 
     def _read(self, start: int, count: int) -> bytes:
         try:

@@ -206,11 +206,7 @@ class Instances:
 
     async def log(self, instance_id: str, tail: int, after: int | None) -> LogSlice:
         """The last `tail` lines, or at most so many from the place `after`. AgentError NOT_FOUND."""
-        log = self._get(instance_id).log
-        lines = max(0, min(tail, _MAX_TAIL))
-        if after is None:
-            return await asyncio.to_thread(log.tail, lines)
-        return await asyncio.to_thread(log.after, after, lines)
+        return await self._get(instance_id).read_log(max(0, min(tail, _MAX_TAIL)), after)
 
     async def stop_everything(self, grace_seconds: float) -> tuple[str, ...]:
         """End every engine of this state folder and wait for it; the ids of those that were ended."""

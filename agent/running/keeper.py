@@ -23,7 +23,7 @@ from agent.running.orders import make
 from agent.running.record import Record
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
-from agent.wire.instances import InstanceState, InstanceView, PullProgress
+from agent.wire.instances import InstanceState, InstanceView, LogSlice, PullProgress
 
 _log = logging.getLogger("mirbad.agent.instances")
 
@@ -44,6 +44,7 @@ class Keeper:
         self.progress: PullProgress | None = None
         self.memory_bytes: int | None = None
         self._secrets = (record.api_key, *(value.get_secret_value() for value in record.spec.secret_env.values()))
+        self._reading = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._spawn: asyncio.Task[Handle] | None = None
         self._follow: asyncio.Task[None] | None = None
@@ -62,6 +63,13 @@ class Keeper:
     def view(self) -> InstanceView:
         """What the master is told."""
         return self.record.view(self.progress, self.memory_bytes)
+
+    async def read_log(self, lines: int, after: int | None) -> LogSlice:
+        """The last `lines` of the log, or at most so many from the place `after`."""
+        async with self._reading:
+            if after is None:
+                return await asyncio.to_thread(self.log.tail, lines)
+            return await asyncio.to_thread(self.log.after, after, lines)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -259,12 +267,12 @@ class Keeper:
             await asyncio.sleep(pace.watching)
 
     async def _keep_log_short(self) -> None:
-        log = self.log
-        if not await asyncio.to_thread(log.is_too_long):
+        if not await asyncio.to_thread(self.log.is_too_long):
             return
-        size = await asyncio.to_thread(log.size)
-        await self._set(log_base=self.record.log_base + size)
-        await asyncio.to_thread(log.empty)
+        async with self._reading:
+            # a reader that comes between the two would take its place for one in the other file
+            self.record.log_base += await asyncio.to_thread(self.log.empty)
+        await self._set()
 
     async def _must_run(self, handle: Handle) -> None:
         seen = await self.delivery.seen(handle)
