@@ -71,4 +71,4 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         # The scope's own session was read when the socket opened; a log-out since then is only in the database.
         store = import_module(settings.SESSION_ENGINE).SessionStore
         user = await get_user({"session": store(self.scope["session"].session_key)})
-        return await database_sync_to_async(has_role)(user, VIEWER)
+        return bool(await database_sync_to_async(has_role)(user, VIEWER))

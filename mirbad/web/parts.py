@@ -29,6 +29,8 @@ class Bar:
     maximum: int | None
     text: str
     short: str = ""
+    judged: bool = True
+    """Whether being nearly full is worth a warning; a busy CPU is not."""
 
     @property
     def known(self) -> bool:
@@ -80,7 +82,7 @@ def percent_bar(label: str, percent: float | None, more: str = "") -> Bar:
     if percent is None:
         return Bar(label, None, None, NOT_REPORTED)
     text = f"{percent:.0f} %"
-    return Bar(label, round(percent), 100, f"{text} · {more}" if more else text, text)
+    return Bar(label, round(percent), 100, f"{text} · {more}" if more else text, text, judged=False)
 
 
 def _pair(used: int, total: int) -> str:

@@ -1,6 +1,7 @@
 """Forms of the models pages. They turn what a person typed into a `ModelInput`; its rules live in the registry."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -115,6 +116,11 @@ class ModelForm(forms.Form):
         value = self[name].value()
         return "" if value is None else str(value)
 
+    def place_errors(self) -> list[tuple[str, list[str]]]:
+        """Errors of the fields that depend on the node; they are drawn apart."""
+        names = ("node", "folder", "file", "gpu_uuids")
+        return [(name, list(self[name].errors)) for name in names if self[name].errors]
+
     def read(self) -> ModelInput | None:
         """The input, or None after the form's errors were set."""
         if not self.is_valid():
@@ -128,10 +134,7 @@ class ModelForm(forms.Form):
     def refuse(self, error: InvalidRequest) -> None:
         """Put each problem of `error` beside the field that it is about."""
         for problem in error.problems or [{"message": error.detail}]:
-            field = _FIELDS.get(problem.get("field", "").split(".")[0])
-            if problem.get("field", "").startswith("placement.gpuUuids"):
-                field = "gpu_uuids"
-            self.add_error(field, problem["message"])
+            self.add_error(_field_of(problem), problem["message"])
 
     def _document(self) -> dict[str, Any]:
         data = self.cleaned_data
@@ -164,28 +167,32 @@ class ModelForm(forms.Form):
         return pairs
 
 
-_FIELDS = {
-    "id": "id",
-    "displayName": "display_name",
-    "runtime": "runtime",
-    "delivery": "delivery",
-    "image": "image",
-    "imageDigest": "image_digest",
-    "servedNames": "served_names",
-    "args": "args",
-    "env": "env",
-    "secretEnv": "secret_env",
-    "contextLength": "context_length",
-    "gpuMemoryBudgetBytes": "gpu_budget_gib",
-    "hostMemoryBudgetBytes": "host_budget_gib",
-    "startTimeoutSeconds": "start_timeout_seconds",
-    "firstByteTimeoutSeconds": "first_byte_timeout_seconds",
-    "idleTimeoutSeconds": "idle_timeout_seconds",
-    "waitWhenStartingSeconds": "wait_when_starting_seconds",
-    "tags": "tags",
+# What is sent under another name than the field has, and rules over several fields by their code.
+_RENAMED = {
+    "gpu_memory_budget_bytes": "gpu_budget_gib",
+    "host_memory_budget_bytes": "host_budget_gib",
     "sources": "folder",
     "placement": "node",
 }
+_BY_CODE = {
+    "argument_managed": "args",
+    "env_name_duplicate": "env",
+    "file_not_gguf": "file",
+    "image_required": "image",
+    "image_without_container": "image",
+    "served_name_duplicate": "served_names",
+    "source_required": "folder",
+}
+
+
+def _field_of(problem: Mapping[str, str]) -> str | None:
+    """The form's field that a problem belongs to (its path is snake_case or camelCase), None for the whole form."""
+    path = re.sub(r"([A-Z])", r"_\1", problem.get("field", "")).lower()
+    if path.startswith("placement.gpu_uuids"):
+        return "gpu_uuids"
+    head = path.split(".")[0]
+    name = _RENAMED.get(head, head) or _BY_CODE.get(problem.get("code", ""), "")
+    return name if name in ModelForm.base_fields else None
 
 
 def _listed(text: str) -> list[str]:

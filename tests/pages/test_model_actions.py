@@ -1,0 +1,202 @@
+"""What a person does to models, keys and operations, and what each refusal says."""
+
+import re
+
+import pytest
+
+from audit.models import AuditLine
+from jobs.models import Operation
+from models_app.models import ApiKey, ModelDefinition
+from tests.pages import seed
+
+pytestmark = pytest.mark.app
+HX = {"HX-Request": "true"}
+
+FORM = {
+    "id": "small-talk",
+    "runtime": "llama.cpp",
+    "delivery": "process",
+    "node": "local",
+    "folder": "smollm2-135m",
+    "start_timeout_seconds": "1800",
+    "first_byte_timeout_seconds": "300",
+    "idle_timeout_seconds": "300",
+    "wait_when_starting_seconds": "0",
+}
+
+
+@pytest.fixture
+def master(db):
+    seed.fleet()
+
+
+def test_a_model_is_defined_by_the_form(master, operator):
+    form = FORM | {
+        "args": "--threads\n4",
+        "env": "A=b=c",
+        "secret_env": "HF_TOKEN=hf_aSecretThatIsLong",
+        "tags": "chat, small",
+        "served_names": "small-talk\nchat/small",
+        "gpu_budget_gib": "1.5",
+        "auto_start": "on",
+    }
+    answer = operator.client.post("/models/-/new", form, headers=HX)
+    assert answer["HX-Redirect"] == "/models/small-talk"
+    model = ModelDefinition.objects.get(pk="small-talk")
+    assert model.args == ["--threads", "4"]
+    assert model.env == {"A": "b=c"}
+    assert model.secret_env_names == ["HF_TOKEN"]
+    assert model.tags == ["chat", "small"]
+    assert model.served_names == ["small-talk", "chat/small"]
+    assert model.gpu_memory_budget_bytes == int(1.5 * 1024**3)
+    assert model.auto_start
+    assert model.placements.get().node_id_text == "local"
+    for page in ("/models/small-talk", "/models/small-talk/edit", "/audit", "/models"):
+        assert "hf_aSecretThatIsLong" not in operator.client.get(page).content.decode()
+
+
+def test_an_edit_keeps_what_was_not_touched(master, operator):
+    operator.client.post("/models/-/new", FORM | {"secret_env": "KEY=value", "args": "--threads\n2"}, headers=HX)
+    page = operator.client.get("/models/small-talk/edit").content.decode()
+    generation = re.search(r'name="placement_generation" value="(\d+)"', page).group(1)
+    form = FORM | {"secret_env": "KEY", "args": "--threads\n3", "placement_generation": generation}
+    before = bytes(ModelDefinition.objects.get(pk="small-talk").secret_env_sealed)
+    answer = operator.client.post("/models/small-talk/edit", form, headers=HX)
+    assert answer["HX-Redirect"] == "/models/small-talk"
+    model = ModelDefinition.objects.get(pk="small-talk")
+    assert model.args == ["--threads", "3"]
+    assert bytes(model.secret_env_sealed) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"id": "with/slash"}, "id"),
+        ({"id": "qwen3-14b"}, ""),
+        ({"image": "somewhere/image"}, "image"),
+        ({"folder": "../etc"}, "folder"),
+        ({"env": "PATH=/x"}, "env"),
+        ({"args": "--port\n80"}, "args"),
+        ({"folder": ""}, "folder"),
+        ({"served_names": "//"}, "served_names"),
+        ({"secret_env": "NEVER_STORED"}, "secret_env"),
+        ({"node": "nowhere"}, "node"),
+        ({"start_timeout_seconds": "0"}, "start_timeout_seconds"),
+        ({"image_digest": "latest", "delivery": "container", "image": "x"}, "image_digest"),
+    ],
+)
+def test_a_wrong_model_is_said_on_the_form(master, operator, change, field):
+    answer = operator.client.post("/models/-/new", FORM | change, headers=HX)
+    assert answer.status_code == 200
+    text = answer.content.decode()
+    assert 'role="alert"' in text
+    if field:
+        assert f'id="id_{field}_error"' in text
+    assert not ModelDefinition.objects.filter(pk="small-talk").exists()
+
+
+def test_what_was_typed_is_not_lost_by_a_refusal(master, operator):
+    text = operator.client.post(
+        "/models/-/new", FORM | {"id": "A B", "args": "--my-words"}, headers=HX
+    ).content.decode()
+    assert "--my-words" in text
+    assert '<option value="smollm2-135m" selected>' in text
+
+
+def test_starting_makes_an_operation_that_the_model_page_shows(master, operator):
+    answer = operator.client.post("/models/smollm2-135m/stop", headers=HX)
+    assert answer.status_code == 204
+    operation = Operation.objects.get(model_id_text="smollm2-135m", finished_at=None)
+    shown = operator.client.get("/operations/-/of-model/smollm2-135m", headers=HX).content.decode()
+    assert "Stop the engine" in shown
+    assert operation.actor in shown
+
+
+def test_a_start_on_a_node_that_is_away_says_so(master, operator):
+    answer = operator.client.post("/models/gemma-3-27b/start", headers=HX)
+    assert answer.status_code == 503
+    assert "offline" in answer.content.decode()
+    assert AuditLine.objects.filter(action="model.start", model_id_text="gemma-3-27b", result="failed").count() == 1
+
+
+def test_cancelling_is_seen(master, operator):
+    operation = Operation.objects.get(model_id_text="qwen3-coder", finished_at=None)
+    assert operator.client.post(f"/operations/{operation.pk}/cancel", headers=HX).status_code == 204
+    assert b"Ending" in operator.client.get(f"/operations/{operation.pk}").content
+
+
+def test_a_model_that_should_run_is_not_deleted(master, operator):
+    answer = operator.client.post("/models/qwen3-14b/delete", headers=HX)
+    assert answer.status_code == 409
+    assert "stop it first" in answer.content.decode()
+    assert operator.client.post("/models/draft-idea/delete", headers=HX)["HX-Redirect"] == "/models"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/models/smollm2-135m/start",
+        "/models/smollm2-135m/stop",
+        "/models/smollm2-135m/restart",
+        "/models/draft-idea/delete",
+        "/models/-/new",
+        "/models/draft-idea/edit",
+        "/keys/new",
+        "/keys/1/revoke",
+        "/operations/op-1/cancel",
+    ],
+)
+def test_a_viewer_changes_nothing(master, viewer, anybody, url):
+    assert viewer.client.post(url, FORM, headers=HX).status_code == 403
+    assert anybody.post(url, FORM, headers=HX).status_code == 401
+
+
+def test_a_key_is_shown_once(master, operator):
+    answer = operator.client.post("/keys/new", {"name": "notebook", "lifetime_days": "7"}, headers=HX)
+    assert answer["Cache-Control"] == "no-store"
+    [secret] = re.findall(r'id="key-secret">(ssk_[\w-]{43})<', answer.content.decode())
+    key = ApiKey.objects.get(name="notebook")
+    assert key.expires_at is not None
+    for page in ("/keys", "/audit"):
+        assert secret not in operator.client.get(page).content.decode()
+    assert operator.client.post(f"/keys/{key.pk}/revoke", headers=HX).status_code == 204
+    assert b"notebook" not in operator.client.get("/keys").content
+    assert b"notebook" in operator.client.get("/keys?revoked=1").content
+
+
+def test_the_overview_names_what_is_wrong(master, viewer):
+    text = viewer.client.get("/").content.decode()
+    for words in (
+        "Borealis is offline",
+        "Cirrus is degraded",
+        "dune waits for approval",
+        "Phi 4 failed",
+        "Qwen3 Embedding is unhealthy",
+        "Gemma 3 27B should run and is not reported",
+        "Qwen3 14B needs a restart to apply changes",
+        "The broker does not answer",
+    ):
+        assert words in text
+
+
+def test_the_log_of_a_node_that_is_away_is_a_sentence(master, viewer):
+    text = viewer.client.get("/models/gemma-3-27b/log", headers=HX).content.decode()
+    assert "Nothing has run here yet" in text or "offline" in text
+
+
+def test_the_playground_refuses_in_json(master, viewer):
+    answer = viewer.client.post("/playground/stream", b"{", content_type="application/json")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_request"
+
+
+def test_pages_of_operations_lead_on(master, viewer):
+    for number in range(55):
+        seed.operation("phi-4", outcome="succeeded", stage=f"s{number}")
+    first = viewer.client.get("/operations?state=succeeded").content.decode()
+    older = re.search(r'href="(\?state=succeeded&amp;before=op-[0-9a-f]+)"', first).group(1).replace("&amp;", "&")
+    second = viewer.client.get(f"/operations{older}").content.decode()
+    ids = [set(re.findall(r'id="row-(op-[0-9a-f]+)"', page)) for page in (first, second)]
+    assert len(ids[0]) == 50
+    assert len(ids[1]) == 7
+    assert not ids[0] & ids[1]

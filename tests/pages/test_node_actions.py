@@ -1,0 +1,109 @@
+"""What a person does to nodes, and what each refusal says."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from audit.models import AuditLine
+from nodes.models import JoinToken, Node
+from nodes.pki import authority
+from tests.pages import seed
+
+pytestmark = pytest.mark.app
+HX = {"HX-Request": "true"}
+
+
+@pytest.fixture
+def master(db):
+    authority.ensure()
+    seed.fleet()
+
+
+def test_a_join_command_shows_its_token_once_and_in_no_cache(master, operator):
+    answer = operator.client.post("/nodes/-/add", {"node_id": "forge", "display_name": "Forge", "ttl_minutes": "30"})
+    assert answer.status_code == 200
+    assert answer["Cache-Control"] == "no-store"
+    [token] = re.findall(r'id="join-token">([0-9a-f]{16}\.[\w-]{43})<', answer.content.decode())
+    row = JoinToken.objects.get(node_id_text="forge")
+    assert token.startswith(row.id)
+    for page in ("/nodes", "/nodes/-/add", "/nodes/-/join/forge", "/audit"):
+        secret = token.partition(".")[2]
+        assert secret not in operator.client.get(page, headers=HX).content.decode()
+
+
+@pytest.mark.parametrize("node_id", ["Atlas", "a b", "join-tokens", "atlas", "-x"])
+def test_a_join_command_for_an_id_that_cannot_be_is_refused_on_the_form(master, operator, node_id):
+    answer = operator.client.post("/nodes/-/add", {"node_id": node_id, "ttl_minutes": "60"}, headers=HX)
+    assert answer.status_code == 200
+    text = answer.content.decode()
+    assert "join-token" not in text.replace("join-tokens", "")
+    assert 'class="errors"' in text or 'role="alert"' in text
+
+
+def test_withdrawing_a_token_ends_it(master, operator):
+    answer = operator.client.post("/nodes/-/join/ember/withdraw", headers=HX)
+    assert answer.status_code == 204
+    assert "withdrawn" in answer["HX-Trigger"]
+    assert b"ended unused" in operator.client.get("/nodes/-/join/ember", headers=HX).content
+
+
+def test_approval_pins_the_key_that_the_person_saw(master, operator):
+    page = operator.client.get("/nodes/dune").content.decode()
+    assert f'name="expected_spki" value="{seed.spki("dune")}"' in page
+    wrong = operator.client.post("/nodes/dune/approve", {"expected_spki": seed.spki("another")}, headers=HX)
+    assert wrong.status_code == 409
+    assert b'role="alert"' in wrong.content
+    assert Node.objects.get(pk="dune").lifecycle == "pending"
+    line = AuditLine.objects.get(action="node.approve", node_id_text="dune")
+    assert line.result == "refused"
+    right = operator.client.post("/nodes/dune/approve", {"expected_spki": seed.spki("dune")}, headers=HX)
+    assert right.status_code == 204
+    assert Node.objects.get(pk="dune").lifecycle == "approved"
+
+
+def test_a_rejected_node_is_gone(master, operator):
+    answer = operator.client.post("/nodes/dune/reject", headers=HX)
+    assert answer["HX-Redirect"] == "/nodes"
+    assert not Node.objects.filter(pk="dune").exists()
+
+
+def test_actions_work_without_script(master, operator):
+    answer = operator.client.post("/nodes/local/drain", follow=True)
+    assert answer.redirect_chain == [("/nodes/local", 302)]
+    assert "Draining" in answer.content.decode()
+    assert "takes no new starts" in answer.content.decode()
+    assert "Online" in operator.client.post("/nodes/local/undrain", follow=True).content.decode()
+
+
+@pytest.mark.parametrize("action", ["approve", "reject", "drain", "undrain", "save"])
+def test_a_viewer_changes_nothing(master, viewer, action):
+    assert viewer.client.post(f"/nodes/dune/{action}", headers=HX).status_code == 403
+    assert Node.objects.get(pk="dune").lifecycle == "pending"
+
+
+def test_only_changed_settings_are_saved(master, operator):
+    form = {"display_name": "Big one", "address": "10.0.0.20", "port": "9443", "labels": "rack=b2\nzone=north"}
+    node = Node.objects.get(pk="atlas")
+    answer = operator.client.post("/nodes/atlas/save", form | {"address": node.address}, headers=HX)
+    assert answer["HX-Redirect"] == "/nodes/atlas/settings"
+    node.refresh_from_db()
+    assert (node.display_name, node.labels) == ("Big one", {"rack": "b2", "zone": "north"})
+    assert AuditLine.objects.get(action="node.update").detail == "display_name, labels"
+
+
+def test_a_wrong_setting_is_said_beside_its_field(master, operator):
+    form = {"address": "10.0.0.20", "port": "99999", "labels": "no equals sign", "default_image_digest": "latest"}
+    answer = operator.client.post("/nodes/atlas/save", form, headers=HX).content.decode()
+    for field in ("port", "labels", "default_image_digest"):
+        assert f'id="id_{field}_error"' in answer
+
+
+def test_unknown_reads_not_reported(db, viewer):
+    Node.objects.create(id="bare", address="10.0.0.1", lifecycle="approved")
+    text = viewer.client.get("/nodes/bare").content.decode()
+    assert "not reported" in text
+    assert "0 %" not in text
+    assert "0 B" not in text
+    home = viewer.client.get(reverse("home")).content.decode()
+    assert "bare is offline" in home
