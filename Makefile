@@ -1,6 +1,6 @@
 # Mirbad: `make up` runs everything, `make test` passes the tests. See README.md.
 
-.PHONY: help up test check figures clean
+.PHONY: help up test check figures lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?=
@@ -24,6 +24,7 @@ help:
 	@echo "make test     set up what the tests need, and run them all"
 	@echo "make check    style, types, import contracts, architecture (under a minute)"
 	@echo "make figures  measure the product (ONLY=name for one figure)"
+	@echo "make lock     compile requirements/*.in with versions and hashes"
 	@echo "make clean    remove what make made; the data folder stays"
 
 up:
@@ -38,12 +39,19 @@ check:
 	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timing 2>/dev/null || $(BIN)/lint-imports
+	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q -p no:randomly tests/architecture
 
 figures:
 	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev engine
 	@exec $(BIN)/python -m tests.figures $(ONLY)
+
+# Versions and hashes for every Python and machine that Mirbad runs on; the files name no host to fetch from.
+LOCK = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+lock:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
+	@for name in agent base dev; do $(LOCK) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
+	@$(LOCK) --no-deps requirements/engine.in -o requirements/engine.txt
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis tests/.cache

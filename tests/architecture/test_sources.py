@@ -79,7 +79,7 @@ def _tracked() -> list[str]:
 
 def test_no_file_names_a_registry_host_or_a_path_of_the_machine() -> None:
     # The needles are put together here so that this file does not hold them itself.
-    needles = ["index" + "-url", "pypi" + ".org", "files.python" + "hosted", "/wo" + "rk/", "registry.npm" + "js"]
+    needles = ["index" + "-url http", "pypi" + ".org", "files.python" + "hosted", "/wo" + "rk/", "registry.npm" + "js"]
     found = []
     for file in _tracked():
         path = ROOT / file
