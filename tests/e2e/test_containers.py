@@ -1,0 +1,54 @@
+"""The main job through a real Docker Engine, by digest from a real registry, on two nodes."""
+
+import pytest
+
+from tests.bench.fixtures import docker_bench
+from tests.e2e.containers import ContainerFleet
+from tests.e2e.fleet import wait_until
+
+__all__ = ["docker_bench"]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.container, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def two(docker_bench, tmp_path_factory):
+    with ContainerFleet(tmp_path_factory.mktemp("containers"), docker_bench) as made:
+        yield made
+
+
+def test_a_container_by_digest_streams_an_answer_on_each_of_two_nodes(two):
+    for model, node in (("here", "local"), ("there", "pc-2")):
+        two.define(model, node)
+        two.fleet.api("POST", f"models/{model}/start")
+    for model in ("here", "there"):
+        assert two.fleet.wait_for_answer(model, 90)
+    labels = {row.labels["mirbad.model"]: row.labels for row in two.bench.client.containers.list()}
+    assert {model: row["mirbad.node"] for model, row in labels.items()} == {"here": "local", "there": "pc-2"}
+    assert len({row["mirbad.fleet"] for row in labels.values()}) == 1
+
+
+def test_an_agent_that_was_killed_adopts_its_own_container_and_leaves_the_others(two):
+    before = two.containers()
+    two.restart_agent()
+    assert two.fleet.wait_for_answer("there", 60)
+    assert two.fleet.wait_for_answer("here", 60)
+    assert two.containers() == before
+
+
+def test_an_image_by_tag_alone_is_refused_on_a_node_that_does_not_allow_it(two):
+    two.define("by-tag", "pc-2", digest=False)
+    asked = two.fleet.api("POST", "models/by-tag/start")
+    done = wait_until(
+        lambda: (row := two.fleet.api("GET", f"operations/{asked['id']}"))["outcome"] != "open" and row,
+        seconds=60,
+        what="the refusal",
+    )
+    assert done["outcome"] == "failed"
+    assert "digest" in done["error"]["detail"]
+
+
+def test_stopping_one_leaves_the_other(two):
+    two.fleet.api("POST", "models/here/stop")
+    wait_until(lambda: "here" not in two.containers(), seconds=60, what="the container to end")
+    assert two.fleet.chat("there")
