@@ -7,15 +7,12 @@ requests a minute, the life of a connection.
 import asyncio
 import math
 import ssl
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
 from agent.wire.base import ENROLL_SERVER_NAME, WireModel
 from agent.wire.enroll import EnrollRefusal
@@ -26,11 +23,11 @@ from nodes.enrollment import join
 from nodes.enrollment.body import read_enroll_request
 from nodes.enrollment.limits import Limiter
 from nodes.errors import EnrollmentRefused, RateLimited
+from nodes.link.threads import DatabaseThreads
 from nodes.pki import authority, store
 from nodes.pki.tls import BrokenIdentity, SwappingContext, TlsIdentity, prove, server_context
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 BODY_LIMIT = 65_536
 HANDSHAKE_SECONDS = 3.0
@@ -57,7 +54,7 @@ class Listener:
         self._limiter = Limiter(
             configured.enroll_rate_per_minute, configured.enroll_global_rate_per_minute, clock.monotonic
         )
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="enroll")
+        self._threads = DatabaseThreads(_THREADS, "enroll")
         self._shown: _Shown | None = None
         self._front: SwappingContext | None = None
         self._server: asyncio.Server | None = None
@@ -72,7 +69,7 @@ class Listener:
 
     async def start(self) -> None:
         """Bind and serve. OSError when the port is taken, BrokenIdentity when the stored certificate does not serve."""
-        shown = await self._in_thread(_read)
+        shown = await self._threads.run(_read)
         self._shown, self._front = shown, SwappingContext(_proven(shown))
         self._web = web.Server(
             self._answer,
@@ -101,14 +98,14 @@ class Listener:
             self._server.close()
         if self._web is not None:
             await self._web.shutdown(BODY_SECONDS)
-        self._threads.shutdown(wait=True)
+        await asyncio.to_thread(self._threads.end)
 
     async def refresh_identity(self) -> bool:
         """Show the stored certificate if it is another one by now; says whether it was swapped.
 
         A certificate that does not serve is not shown: the one that works stays, and the log carries an alarm.
         """
-        shown = await self._in_thread(_read)
+        shown = await self._threads.run(_read)
         if shown == self._shown:
             return False
         assert self._front is not None  # noqa: S101 - `start` came first
@@ -146,7 +143,7 @@ class Listener:
                 seconds = math.ceil(wait)
                 raise RateLimited(f"Too many enrollments. Try again in {seconds} s.", retry_after_seconds=seconds)
             message = read_enroll_request(await _read_body(request))
-            answer = await self._in_thread(lambda: join.enroll(message, peer, rekey=rekey))
+            answer = await self._threads.run(lambda: join.enroll(message, peer, rekey=rekey))
         except _TooLarge:
             return _refusal(413, "payload_too_large", f"An enrollment has at most {BODY_LIMIT} bytes.", close=True)
         except MirbadError as error:
@@ -158,9 +155,6 @@ class Listener:
             log.exception("an enrollment failed unexpectedly", peer=peer)
             return _refusal(503, "unavailable", "The master cannot enroll nodes now. Try again.", retry_after=30)
         return _json(200, answer)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _with_database, work)
 
 
 class _TooLarge(Exception):
@@ -234,11 +228,3 @@ def _proven(shown: _Shown) -> ssl.SSLContext:
     context = server_context(shown.identity)
     prove(context, shown.bundle, ENROLL_SERVER_NAME)
     return context
-
-
-def _with_database(work: Callable[[], T]) -> T:
-    close_old_connections()
-    try:
-        return work()
-    finally:
-        close_old_connections()

@@ -7,13 +7,11 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
 import structlog
-from django.db import close_old_connections
 from pydantic import ValidationError
 
 from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER, WireModel
@@ -38,7 +36,6 @@ EVENT_SILENCE_SECONDS = 20.0
 _EVENT_CHECK_SECONDS = 2.0
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _CLAIM_CODES = frozenset({AgentCode.STALE_MASTER, AgentCode.COMPETING_MASTER})
-_DATABASE = ThreadPoolExecutor(max_workers=4, thread_name_prefix="node-link-db")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +116,29 @@ async def events(node_id: str, after: int) -> AsyncIterator[Event]:
             if response.status != 200:
                 received = _Answer(response.status, await _read_limited(response))
                 await in_thread(lambda: _refuse(target, received))
-            async for line in _lines(response):
-                yield _parse(target, line, Event)
-                if clock.monotonic() - checked > _EVENT_CHECK_SECONDS:
-                    checked = clock.monotonic()
-                    await in_thread(lambda: _require_same(target))
+            try:
+                async for line in _lines(response):
+                    yield _parse(target, line, Event)
+                    if clock.monotonic() - checked > _EVENT_CHECK_SECONDS:
+                        checked = clock.monotonic()
+                        await in_thread(lambda: _require_same(target))
+            finally:
+                _hang_up(response)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _offline(target, error) from error
     raise NodeOffline(f"Node {node_id} ended the event stream.")
 
 
 async def close(node_id: str | None = None) -> None:
-    """Close this loop's connections to a node (streams too), or to all nodes."""
+    """Close this loop's connections to a node (streams too); without one, to all nodes, and those to the database."""
     await pools.of_running_loop().close(node_id)
+    if node_id is None:
+        await asyncio.to_thread(pools.database_threads().release)
 
 
 async def in_thread(work: Callable[[], R]) -> R:
     """Run database work beside the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(_DATABASE, _with_database, work)
-
-
-def _with_database(work: Callable[[], R]) -> R:
-    close_old_connections()
-    try:
-        return work()
-    finally:
-        close_old_connections()
+    return await pools.database_threads().run(work)
 
 
 def _prepare(
@@ -265,6 +259,12 @@ async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
         if len(body) > ANSWER_LIMIT:
             raise aiohttp.ClientPayloadError("the answer is larger than any answer may be")
     return bytes(body)
+
+
+def _hang_up(response: aiohttp.ClientResponse) -> None:
+    """End a stream at once: its node may be revoked, and nobody waits for the good-bye of a broken line."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from nodes.addresses import BadAddress, check
+from nodes.link.threads import DatabaseThreads
 from nodes.link.transport import Endpoint
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5.0
 _PER_NODE = 32
 _END_SECONDS = 2.0
+_DATABASE_THREADS = 4
 
 
 class _GuardedResolver(AbstractResolver):
@@ -131,6 +133,7 @@ async def _close_all() -> None:
 
 _lock = threading.Lock()
 _thread: LoopThread | None = None
+_database: tuple[int, DatabaseThreads] | None = None
 
 
 def loop_thread() -> LoopThread:
@@ -140,6 +143,15 @@ def loop_thread() -> LoopThread:
         if _thread is None or _thread.pid != os.getpid():
             _thread = LoopThread()
         return _thread
+
+
+def database_threads() -> DatabaseThreads:
+    """The threads of this process for database work beside event loops; a forked child gets its own."""
+    global _database  # noqa: PLW0603 - one set a process
+    with _lock:
+        if _database is None or _database[0] != os.getpid():
+            _database = (os.getpid(), DatabaseThreads(_DATABASE_THREADS, "node-link-db"))
+        return _database[1]
 
 
 def _end_of_process() -> None:

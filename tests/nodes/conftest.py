@@ -2,6 +2,7 @@
 
 import pytest
 
+from nodes.link import pools
 from nodes.pki import authority
 
 
@@ -14,4 +15,5 @@ def master(db):
 @pytest.fixture
 def live_master(transactional_db):
     """The same where other threads must see the rows."""
-    return authority.ensure()
+    yield authority.ensure()
+    pools.database_threads().release()

@@ -19,6 +19,7 @@ from nodes import fencing
 from nodes.enrollment import listener as listener_module
 from nodes.enrollment import tokens
 from nodes.enrollment.listener import BODY_LIMIT, Listener
+from nodes.link import client
 from nodes.models import JoinToken, MasterIdentity, Node
 from nodes.pki import authority, certs, keys, store
 from nodes.pki.tls import trusting_context
@@ -48,7 +49,7 @@ def client_context():
 
 
 async def bundle_context():
-    return await asyncio.to_thread(client_context)
+    return await client.in_thread(client_context)
 
 
 async def raw(serving, data: bytes, *, source: str = "127.0.0.1", context=None) -> bytes:
@@ -80,7 +81,7 @@ async def ask(serving, body: bytes, path: str = "/enroll", method: str = "POST",
 
 
 async def made_request(node_id="pc-1", **also):
-    made = await asyncio.to_thread(lambda: tokens.create(node_id, actor=OPERATOR))
+    made = await client.in_thread(lambda: tokens.create(node_id, actor=OPERATOR))
     request = request_for(made.token, node_id, keys.new_key(), address="192.0.2.4", **also)
     return made.token, request.model_dump_json(by_alias=True).encode()
 
@@ -91,7 +92,7 @@ async def test_a_machine_enrolls(serving):
     assert status == 200
     assert "no-store" in head
     assert EnrollAnswer.model_validate(answer).chain[0].startswith("-----BEGIN CERTIFICATE-----")
-    assert await asyncio.to_thread(Node.objects.count) == 1
+    assert await client.in_thread(Node.objects.count) == 1
     assert (await ask(serving, body))[2] == answer
 
 
@@ -105,8 +106,8 @@ async def test_the_chain_carries_the_root_whose_hash_is_in_the_join_command(serv
         ):
             return peer_chain(tls)
 
-    chain = await asyncio.to_thread(fetch)
-    hashes = await asyncio.to_thread(authority.ca_hashes)
+    chain = await client.in_thread(fetch)
+    hashes = await client.in_thread(authority.ca_hashes)
     assert f"sha256:{certs.fingerprint(x509.load_der_x509_certificate(chain[-1]))}" in hashes
 
 
@@ -164,7 +165,7 @@ async def test_bad_requests_are_400_and_burn_no_token(serving):
     assert [(status, answer["code"]) for status, _, answer in answers] == [(400, "invalid_request")] * len(bad)
     secret = token.split(".")[1]
     assert all(secret not in json.dumps(answer) for _, _, answer in answers)
-    used = await asyncio.to_thread(lambda: JoinToken.objects.get().used_at)
+    used = await client.in_thread(lambda: JoinToken.objects.get().used_at)
     assert used is None
 
 
@@ -249,7 +250,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(serving, monkeypatch)
 
 async def test_a_fenced_master_says_try_again_and_not_why(serving):
     _, body = await made_request()
-    await asyncio.to_thread(lambda: fencing.fence("Node pc-7 obeys another master."))
+    await client.in_thread(lambda: fencing.fence("Node pc-7 obeys another master."))
     status, head, answer = await ask(serving, body)
     assert (status, answer["code"]) == (503, "unavailable")
     assert "Retry-After" in head
@@ -289,7 +290,7 @@ def reissue(issuer=None, key=None):
 async def test_a_new_certificate_is_shown_without_a_restart_and_without_a_refused_handshake(serving):
     before = await shown_certificate(serving)
     assert not await serving.refresh_identity()
-    await asyncio.to_thread(reissue)
+    await client.in_thread(reissue)
     shaking = asyncio.create_task(keep_shaking(serving))
     assert await serving.refresh_identity()
     await asyncio.sleep(0.1)
@@ -306,10 +307,10 @@ async def keep_shaking(serving):
 
 async def test_a_certificate_that_does_not_serve_is_never_shown(serving):
     before = await shown_certificate(serving)
-    await asyncio.to_thread(lambda: reissue(issuer=fresh_issuer()))
+    await client.in_thread(lambda: reissue(issuer=fresh_issuer()))
     assert not await serving.refresh_identity()
     assert await shown_certificate(serving) == before
-    await asyncio.to_thread(lambda: reissue(key=keys.new_key()))
+    await client.in_thread(lambda: reissue(key=keys.new_key()))
     assert not await serving.refresh_identity()
     assert await shown_certificate(serving) == before
 
