@@ -56,6 +56,13 @@ class LogFile:
         cut = found[-lines:] if lines > 0 else []
         return LogSlice(lines=tuple(cut), next=self.base + size, truncated=start > 0 or len(cut) < len(found))
 
+    def last_line(self) -> str:
+        """The last line that says something, cut at 200 characters; "" when there is none."""
+        size = self.size()
+        start = max(0, size - LINE_CHARACTERS)
+        lines = [line.strip() for line in self._lines(self._read(start, size - start))]
+        return next((line[:200] for line in reversed(lines) if line), "")
+
     def after(self, place: int, lines: int) -> LogSlice:
         """Whole lines from `place` on, at most `lines`; `truncated` says that something before them is gone."""
         start = place - self.base

@@ -12,6 +12,9 @@ from agent.wire.instances import PullProgress
 LAUNCH_VARIABLE = "MIRBAD_LAUNCH_ID"
 """In every engine's environment: which launch it belongs to, whatever became of its agent's records."""
 
+OOM_SCORE = 300
+"""Added to an engine's standing with the system's out-of-memory killer."""
+
 INSTANCE_VARIABLE = "MIRBAD_INSTANCE_ID"
 
 

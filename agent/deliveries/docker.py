@@ -21,6 +21,7 @@ from agent.deliveries import docker_engine, docker_pull, images
 from agent.deliveries.base import (
     INSTANCE_VARIABLE,
     LAUNCH_VARIABLE,
+    OOM_SCORE,
     DeliveryFailed,
     Found,
     Handle,
@@ -152,6 +153,7 @@ class DockerDelivery:
             "mounts": [Mount(str(path), str(path), type="bind", read_only=True) for path in image.mounts],
             "ports": {f"{image.container_port}/tcp": ("127.0.0.1", image.host_port)},
             "init": True,
+            "oom_score_adj": OOM_SCORE,
             "shm_size": _SHARED_MEMORY_BYTES,
             "security_opt": ["no-new-privileges:true"],
             "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": _LOG_MAX, "max-file": "2"}),

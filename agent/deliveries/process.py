@@ -1,6 +1,7 @@
 """Engines as processes of this machine, each in its own session, outliving the agent that started them."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from agent import clock
 from agent.deliveries.base import (
     INSTANCE_VARIABLE,
     LAUNCH_VARIABLE,
+    OOM_SCORE,
     DeliveryFailed,
     Found,
     Handle,
@@ -100,6 +102,12 @@ def _signal(members: list[_Stat], number: signal.Signals) -> None:
             raise DeliveryFailed(f"The engine's process {stat.pid} belongs to another user; end it by hand.") from error
 
 
+def _offer_to_the_oom_killer(pid: int) -> None:
+    """When memory runs out the engine goes, not the agent or what else a person runs on the machine."""
+    with contextlib.suppress(OSError):
+        (_PROC / str(pid) / "oom_score_adj").write_text(str(OOM_SCORE))
+
+
 class ProcessDelivery:
     """Starts, finds and ends engine processes."""
 
@@ -140,6 +148,7 @@ class ProcessDelivery:
         finally:
             os.close(descriptor)
         self._children[order.launch_id] = child
+        _offer_to_the_oom_killer(child.pid)
         stat = _read_stat(child.pid)
         return Handle(
             launch_id=order.launch_id,

@@ -15,6 +15,7 @@ from agent.deliveries.docker import DockerDelivery
 from agent.deliveries.process import ProcessDelivery
 from agent.errors import AgentError
 from agent.running import recovery, room
+from agent.running.endings import unwritable
 from agent.running.keeper import Keeper
 from agent.running.record import Record, Records
 from agent.running.yard import Yard
@@ -28,6 +29,7 @@ _log = logging.getLogger("mirbad.agent.instances")
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _MAX_TAIL = 5_000
+_END_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,17 @@ class Instances:
             record = Record(
                 instance_id=instance_id, operation_id=operation_id, spec=spec, api_key=secrets.token_urlsafe(32)
             )
-            if self._yard.starts.try_take(instance_id, lanes, need):
-                try:
+            try:
+                if self._yard.starts.try_take(instance_id, lanes, need):
                     await room.check(self._yard, instance_id, need, force=spec.force)
-                except BaseException:
-                    await self._yard.starts.release(instance_id)
-                    raise
+                await self._yard.records.save(record)
+            except OSError as error:
+                await self._yard.starts.release(instance_id)
+                raise AgentError(AgentCode.DELIVERY_FAILED, str(unwritable(error))) from error
+            except BaseException:
+                await self._yard.starts.release(instance_id)
+                raise
             keeper = Keeper(record, self._yard, need, lanes)
-            await self._yard.records.save(record)
             self._keepers[instance_id] = keeper
             await asyncio.to_thread(keeper.log.path.unlink, missing_ok=True)
             self._yard.changed(keeper.view())
@@ -209,11 +214,18 @@ class Instances:
         return await self._get(instance_id).read_log(max(0, min(tail, _MAX_TAIL)), after)
 
     async def stop_everything(self, grace_seconds: float) -> tuple[str, ...]:
-        """End every engine of this state folder and wait for it; the ids of those that were ended."""
+        """End every engine of this state folder and wait for it; the ids of those that were ended.
+
+        An engine that cannot be ended (its container engine is down) is waited for so long and no longer.
+        """
         live = [keeper for keeper in self._keepers.values() if keeper.record.is_live]
         await asyncio.gather(*(keeper.stop(grace_seconds) for keeper in live))
-        await asyncio.gather(*(keeper.wait_final() for keeper in live))
-        return tuple(keeper.record.instance_id for keeper in live)
+        if live:
+            ends = [asyncio.create_task(keeper.wait_final()) for keeper in live]
+            _, late = await asyncio.wait(ends, timeout=grace_seconds + _END_SECONDS)
+            for task in late:
+                task.cancel()
+        return tuple(keeper.record.instance_id for keeper in live if not keeper.record.is_live)
 
     async def close(self) -> None:
         """The agent ends; engines live on."""

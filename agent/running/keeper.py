@@ -17,7 +17,7 @@ from agent.deliveries.base import DeliveryFailed, EngineDelivery, Handle, Seen
 from agent.errors import AgentError
 from agent.logs import LogFile
 from agent.running import ports, room
-from agent.running.endings import Ended, how_it_ended
+from agent.running.endings import Ended, how_it_ended, unwritable
 from agent.running.health import Beat
 from agent.running.orders import make
 from agent.running.record import Record
@@ -133,12 +133,23 @@ class Keeper:
                     await self._until_ready()
             await self._watch()
         except Ended as end:
-            await self.finish(end)
+            await self._conclude(end)
         except (DeliveryFailed, AgentError) as error:
-            await self.finish(Ended(str(error.code), str(error)))
+            await self._conclude(Ended(str(error.code), str(error)))
         except Exception:  # noqa: BLE001  the edge of the loop of one instance; the traceback is logged
             _log.exception("instance %s: its keeper failed", self.record.instance_id)
-            await self.finish(Ended("internal", "The agent failed while it worked on this instance; see its log."))
+            await self._conclude(Ended("internal", "The agent failed while it worked on this instance; see its log."))
+
+    async def _conclude(self, end: Ended) -> None:
+        """`finish`, tried again: an engine that may still run is never left without a keeper."""
+        while True:
+            try:
+                await self.finish(end)
+            except Exception:  # noqa: BLE001  the edge of the loop of one instance; the traceback is logged
+                _log.exception("instance %s: its end failed, and is tried again", self.record.instance_id)
+                await asyncio.sleep(_STOP_AGAIN_SECONDS)
+            else:
+                return
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -156,6 +167,7 @@ class Keeper:
             await asyncio.to_thread(order.log.unlink, missing_ok=True)
             try:
                 await self._set(
+                    before_acting=True,
                     state=InstanceState.STARTING,
                     spawning=True,
                     attempts=record.attempts + 1,
@@ -190,7 +202,7 @@ class Keeper:
         self.yard.ports.discard(self.record.port)
         port = await asyncio.to_thread(ports.choose, set(self.yard.ports))
         self.yard.ports.add(port)
-        await self._set(port=port, launch_id=secrets.token_hex(16), spawning=False)
+        await self._set(before_acting=True, port=port, launch_id=secrets.token_hex(16), spawning=False)
 
     async def _port_was_taken(self, error: Ended | DeliveryFailed) -> bool:
         if isinstance(error, DeliveryFailed):
@@ -235,8 +247,7 @@ class Keeper:
             await asyncio.sleep(self.yard.pace.starting)
 
     async def _show_last_line(self) -> None:
-        tail = await asyncio.to_thread(self.log.tail, 1)
-        text = tail.lines[-1].strip()[:200] if tail.lines else ""
+        text = await asyncio.to_thread(self.log.last_line)
         if text and (self.progress is None or self.progress.text != text):
             self._show(PullProgress(text=text))
 
@@ -293,7 +304,7 @@ class Keeper:
         while True:
             try:
                 seen = await self._end_engine(self.record.stop_grace_seconds)
-                await self.finish(Ended("stopped", "Stopped on request.", seen))
+                await self._conclude(Ended("stopped", "Stopped on request.", seen))
             except DeliveryFailed as error:
                 await self._set(state=InstanceState.STOPPING, reason=str(error), reason_code=error.code)
                 await asyncio.sleep(_STOP_AGAIN_SECONDS)
@@ -378,9 +389,18 @@ class Keeper:
     async def _say(self, text: str) -> None:
         self._show(PullProgress(text=text))
 
-    async def _set(self, **changes: Any) -> None:
-        """Change the record, put it on disk, tell."""
+    async def _set(self, *, before_acting: bool = False, **changes: Any) -> None:
+        """Change the record, put it on disk, tell.
+
+        A disk that is full must not make an engine unwatched: what was seen is told all the same, and goes to disk with
+        the next change. Only an intent has to be there: with `before_acting` DeliveryFailed says that it is not.
+        """
         for name, value in changes.items():
             setattr(self.record, name, value)
-        await self.yard.records.save(self.record)
+        try:
+            await self.yard.records.save(self.record)
+        except OSError as error:
+            if before_acting:
+                raise unwritable(error) from error
+            _log.exception("instance %s: its record cannot be written", self.record.instance_id)
         self.yard.changed(self.view())
