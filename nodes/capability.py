@@ -1,10 +1,9 @@
 """What a node can do, as rows: pure reading of its `Capabilities`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from agent.wire.capability import Capabilities, Delivery, Runtime
+from agent.wire.capability import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +51,3 @@ def problems(capabilities: Capabilities) -> tuple[tuple[str, str, str], ...]:
         found.append(("gpu_problem", "", capabilities.gpu_problem))
     found += [("gpu_problem", gpu.uuid, f"GPU {gpu.uuid}: {gpu.problem}") for gpu in capabilities.gpus if gpu.problem]
     return tuple(found)
-
-
-def runtime_problem(capabilities: Capabilities, runtime: Runtime, delivery: Delivery) -> str | None:
-    """Why the node cannot run `runtime` in this `delivery`, as a sentence; None when it can."""
-    for entry in capabilities.runtimes:
-        if (entry.runtime, entry.delivery) == (runtime, delivery):
-            if entry.available:
-                return None
-            return entry.problem or f"The node cannot run {runtime.value} as a {delivery.value}."
-    return f"The node does not report {runtime.value} as a {delivery.value}."
-
-
-def has_features(capabilities: Capabilities, wanted: Iterable[str]) -> bool:
-    """Whether the node reports every feature flag in `wanted`."""
-    return {str(feature) for feature in capabilities.features}.issuperset(wanted)

@@ -124,11 +124,6 @@ def expire_unused(node_id: str, now: datetime) -> int:
     return JoinToken.objects.filter(node_id_text=node_id, used_at=None, expires_at__gt=now).update(expires_at=now)
 
 
-def open_tokens(node_id: str) -> list[JoinToken]:
-    """The node's tokens that could still enroll it, newest first."""
-    return list(JoinToken.objects.filter(node_id_text=node_id, used_at=None, expires_at__gt=clock.now()))
-
-
 def digest_of(secret: str) -> str:
     """What is kept of a secret. It has 256 random bits, so a plain hash cannot be searched."""
     return hashlib.sha256(secret.encode()).hexdigest()

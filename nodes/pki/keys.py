@@ -1,7 +1,6 @@
 """Keys: P-256 everywhere. Pure: values in, values out."""
 
 import hashlib
-import re
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -17,8 +16,6 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509 import DuplicateExtension, InvalidVersion, UnsupportedGeneralNameType
 
 _CSR_HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
-_NOT_HEX = re.compile(r"[\s:]+")
-_SPKI = re.compile(r"[0-9a-f]{64}")
 
 
 class BadRequestToSign(ValueError):
@@ -46,17 +43,6 @@ def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
 def spki_of(key: ec.EllipticCurvePublicKey) -> str:
     """SHA-256 over the key's SubjectPublicKeyInfo, lower hex: what a pin holds."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
-def parse_spki(text: str) -> str | None:
-    """A fingerprint as a person may paste it (groups, colons, capitals) as 64 lower hex digits; None if it is none."""
-    compact = _NOT_HEX.sub("", text).lower().removeprefix("sha256")
-    return compact if _SPKI.fullmatch(compact) else None
-
-
-def grouped(spki: str) -> str:
-    """A fingerprint in groups of four, as people compare it."""
-    return " ".join(spki[start : start + 4] for start in range(0, len(spki), 4))
 
 
 def csr_public_key(pem: str) -> ec.EllipticCurvePublicKey:

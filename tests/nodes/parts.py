@@ -19,7 +19,7 @@ from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG, admin
 from nodes import registry
 from nodes.enrollment import join, tokens
-from nodes.models import MasterIdentity, Node, NodePin
+from nodes.models import JoinToken, MasterIdentity, Node, NodePin
 from nodes.pki import keys, store
 from nodes.pki.certs import Issuer, issue_node, make_ca, to_pem
 from nodes.pki.tls import TlsIdentity, load_identity
@@ -83,6 +83,10 @@ def approved(node_id: str = "pc-1", **also) -> Machine:
 def local_machine(port: int) -> Machine:
     """This machine's own node, approved: the only one that may have a loopback address."""
     return approved("local", purpose="bootstrap", peer="127.0.0.1", address="127.0.0.1", port=port)
+
+
+def open_tokens(node_id: str) -> list[JoinToken]:
+    return list(JoinToken.objects.filter(node_id_text=node_id, used_at=None, expires_at__gt=clock.now()))
 
 
 def pin_of(node_id: str, slot: str = NodePin.CURRENT) -> str | None:

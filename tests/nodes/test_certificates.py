@@ -156,13 +156,6 @@ def test_a_certificate_of_another_authority_does_not_pass_the_proof():
         prove(server_context(identity), (certs.to_pem(fresh_issuer().cert),), NODE_NAME)
 
 
-def test_fingerprints_are_read_as_people_paste_them():
-    spki = keys.spki_of(keys.new_key().public_key())
-    assert keys.parse_spki(keys.grouped(spki)) == spki
-    assert keys.parse_spki(f"SHA256:{spki.upper()}") == spki
-    assert keys.parse_spki(spki[:-1]) is None
-
-
 def test_secrets_are_not_in_what_a_debugger_prints():
     issuer = fresh_issuer()
     identity = node_identity(issuer, UID)

@@ -74,5 +74,5 @@ def test_it_serves_until_sigterm_and_ends_cleanly_and_a_second_one_names_the_por
     assert process.returncode == 0
     assert "Traceback" not in errors
     log = (tmp_path / "logs" / "enroll.log").read_text()
-    assert "enroll listener ended" in log
+    assert "enroll listener ends" in log
     assert "canary" not in log + errors

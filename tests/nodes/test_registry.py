@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.identity import in_groups
 from audit.models import AuditLine
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from nodes import fencing, registry
@@ -9,7 +10,7 @@ from nodes.enrollment import tokens
 from nodes.errors import MasterFenced, NodeRevoked, PinChanged
 from nodes.models import Gpu, JoinToken, Node, NodePin, RevokedKey
 from nodes.pki import keys
-from tests.nodes.parts import OPERATOR, approved, enrolled, pin_of
+from tests.nodes.parts import OPERATOR, approved, enrolled, open_tokens, pin_of
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]
 
@@ -34,7 +35,7 @@ def test_approving_pins_exactly_the_key_that_was_seen():
 
 def test_the_fingerprint_may_come_as_people_read_it():
     machine = enrolled("pc-1")
-    assert registry.approve("pc-1", keys.grouped(machine.spki).upper(), OPERATOR).lifecycle == "approved"
+    assert registry.approve("pc-1", in_groups(machine.spki).upper(), OPERATOR).lifecycle == "approved"
 
 
 def test_a_key_that_changed_since_the_operator_looked_is_not_approved():
@@ -73,8 +74,8 @@ def test_approving_expires_the_node_s_other_tokens_and_no_one_else_s():
     foreign = tokens.create("pc-2", actor=OPERATOR)
     approved_one = enrolled("pc-1")
     registry.approve("pc-1", approved_one.spki, OPERATOR)
-    assert tokens.open_tokens("pc-1") == []
-    assert len(tokens.open_tokens("pc-2")) == 1
+    assert open_tokens("pc-1") == []
+    assert len(open_tokens("pc-2")) == 1
     assert JoinToken.objects.get(pk=other.token.split(".")[0]).used_at is None
     assert foreign.node_id == "pc-2"
 
@@ -84,7 +85,7 @@ def test_a_failed_approval_expires_nothing():
     enrolled("pc-1")
     with pytest.raises(PinChanged):
         registry.approve("pc-1", "a" * 64, OPERATOR)
-    assert len(tokens.open_tokens("pc-1")) == 1
+    assert len(open_tokens("pc-1")) == 1
 
 
 def test_the_display_name_given_with_the_token_is_applied_at_the_approval(monkeypatch):

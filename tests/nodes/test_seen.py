@@ -5,13 +5,12 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from agent.wire.capability import AgentInfo, Capabilities, Delivery, GpuCapability, MemoryModel, Runtime
-from agent.wire.capability import RuntimeCapability as RuntimeEntry
+from agent.wire.capability import AgentInfo, Capabilities, GpuCapability, MemoryModel
 from agent.wire.fence import Claim
 from agent.wire.status import GpuStatus, HostStatus, NodeStatus
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict, NotFound
-from nodes import capability, conditions, queries, reachability, registry
+from nodes import conditions, queries, reachability, registry
 from nodes.conditions import Condition
 from nodes.errors import NodeDraining, NodeIncompatible, NodeOffline, NodePendingTakeover, NodeRevoked
 from nodes.models import Gpu, Node
@@ -260,18 +259,6 @@ def test_capabilities_of_another_shape_are_unknown():
     assert queries.capabilities(machine.node) is None
     Node.objects.update(capabilities={"os": "?"})
     assert queries.capabilities(machine.node) is None
-
-
-def test_whether_a_runtime_can_be_delivered_is_told_in_words():
-    told = caps(
-        runtimes=(
-            RuntimeEntry(runtime=Runtime.LLAMA_CPP, delivery=Delivery.PROCESS, available=True),
-            RuntimeEntry(runtime=Runtime.VLLM, delivery=Delivery.CONTAINER, available=False, problem="no Docker"),
-        )
-    )
-    assert capability.runtime_problem(told, Runtime.LLAMA_CPP, Delivery.PROCESS) is None
-    assert capability.runtime_problem(told, Runtime.VLLM, Delivery.CONTAINER) == "no Docker"
-    assert "does not report" in capability.runtime_problem(told, Runtime.SIM, Delivery.PROCESS)
 
 
 def test_forgetting_lets_a_new_state_folder_begin_again():

@@ -14,7 +14,7 @@ from nodes import fencing, registry
 from nodes.enrollment import tokens
 from nodes.errors import MasterFenced, NodeRevoked
 from nodes.models import JoinToken, TokenAttempt
-from tests.nodes.parts import OPERATOR, PEER, approved, enrolled
+from tests.nodes.parts import OPERATOR, PEER, approved, enrolled, open_tokens
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]
 
@@ -107,7 +107,7 @@ def test_withdrawing_expires_what_is_unused_and_says_how_many():
     assert tokens.withdraw("pc-1", OPERATOR) == 2
     assert tokens.withdraw("pc-1", OPERATOR) == 0
     assert JoinToken.objects.get(pk=first.token.split(".")[0]).expires_at <= clock.now()
-    assert [row.pk for row in tokens.open_tokens("pc-2")] == [other.token.split(".")[0]]
+    assert [row.pk for row in open_tokens("pc-2")] == [other.token.split(".")[0]]
 
 
 def test_old_tokens_and_attempts_are_pruned_when_one_is_made():

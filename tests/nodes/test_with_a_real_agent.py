@@ -22,6 +22,7 @@ from nodes.enrollment.listener import Listener
 from nodes.errors import NodeOffline, NodePendingTakeover
 from nodes.link import client, health, pools
 from nodes.models import MasterIdentity, Node
+from tests.nodes.parts import open_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("live_master")]
 
@@ -180,4 +181,4 @@ def test_a_wrong_hash_in_the_command_sends_no_token(agent):
         assert refused.returncode == 1
         assert made.token not in refused.stderr
     assert not Node.objects.exists()
-    assert len(tokens.open_tokens("local")) == 1
+    assert len(open_tokens("local")) == 1

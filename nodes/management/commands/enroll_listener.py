@@ -8,7 +8,7 @@ import structlog
 from django.core.management.base import BaseCommand, CommandError
 
 from mirbad.kernel import logs
-from mirbad.kernel.conf import settings
+from mirbad.kernel.conf import Settings, settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.tasking import heartbeat
 from nodes.enrollment.listener import Listener
@@ -37,12 +37,18 @@ async def _serve() -> None:
     configured = settings()
     listener = Listener(configured)
     try:
-        await listener.start()
+        await _serve_until_told(listener, configured)
     except OSError as error:
         raise CommandError(
             f"Port {configured.enroll_port} on {configured.bind} cannot be used ({error.strerror}). Free it or set "
             "MIRBAD_ENROLL_PORT."
         ) from error
+    finally:
+        await listener.stop()
+
+
+async def _serve_until_told(listener: Listener, configured: Settings) -> None:
+    await listener.start()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -53,5 +59,4 @@ async def _serve() -> None:
     finally:
         if beat is not None:
             await asyncio.to_thread(beat.stop)
-        await listener.stop()
-        log.info("enroll listener ended")
+        log.info("enroll listener ends")
