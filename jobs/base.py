@@ -87,3 +87,5 @@ class Kind:
     lane: str
     stages: Mapping[str, Stage]
     ended: Ending
+    while_fenced: bool = False
+    """Whether it goes on while this master may not command; all others wait for the takeover."""

@@ -5,7 +5,7 @@ while its fence stands. Zero rows means that another worker has the operation: L
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -163,9 +163,12 @@ def ask_to_cancel(operation: Operation) -> bool:
     return True
 
 
-def due_ids(limit: int = 500) -> list[str]:
-    """Ids of operations that are due and that nobody holds, the longest waiting first."""
-    return list(Operation.objects.filter(due(clock.now())).order_by("next_run_at").values_list("pk", flat=True)[:limit])
+def due_ids(limit: int = 500, *, kinds: Collection[str] | None = None) -> list[str]:
+    """Ids of operations that are due and that nobody holds, the longest waiting first; None is every kind."""
+    rows = Operation.objects.filter(due(clock.now()))
+    if kinds is not None:
+        rows = rows.filter(kind__in=kinds)
+    return list(rows.order_by("next_run_at").values_list("pk", flat=True)[:limit])
 
 
 def _write_wait(step: Step, outcome: Wait, now: datetime) -> float:

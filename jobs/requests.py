@@ -5,7 +5,7 @@ from django.db import IntegrityError, transaction
 from audit import log as audit_log
 from jobs import ledger
 from jobs.base import Kind
-from jobs.kinds import launch
+from jobs.kinds import GO_ON_FENCED, launch
 from jobs.kinds import stop as stopping
 from jobs.models import Operation
 from jobs.queries import open_operation
@@ -16,6 +16,7 @@ from models_app.errors import GpuMissing
 from models_app.models import ModelDefinition, Placement
 from models_app.placement import apply, feasible
 from models_app.states import READY, RUNNING, STOPPED, UNHEALTHY
+from nodes import fencing
 from nodes import queries as node_queries
 from nodes.models import Node
 
@@ -26,9 +27,10 @@ def start(model_id: str, actor: Actor, force: bool = False) -> Operation:
     """Start a model; a start while it starts gives the same operation. `force` skips the memory check of the node.
 
     Raises NotFound, ModelBusy, Conflict (unplaced, runs already, is being stopped), NodeOffline and the other states
-    of a node that does not serve, NodeDraining, GpuMissing, ImageMissing.
+    of a node that does not serve, NodeDraining, GpuMissing, ImageMissing, MasterFenced (all four verbs).
     """
     with audit_log.refusals_recorded("model.start", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
         placement = _locked(model_id)
         if (operation := _open(placement)) is not None:
             return _same_launch(operation, placement)
@@ -41,6 +43,7 @@ def start(model_id: str, actor: Actor, force: bool = False) -> Operation:
 def restart(model_id: str, actor: Actor, force: bool = False) -> Operation:
     """Stop a model and start it with its present settings; starts it when it does not run. Raises as `start`."""
     with audit_log.refusals_recorded("model.restart", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
         placement = _locked(model_id)
         if (operation := _open(placement)) is not None:
             if operation.kind == launch.NAME and operation.input.get("restart"):
@@ -55,6 +58,7 @@ def stop(model_id: str, actor: Actor) -> Operation:
     Raises NotFound, ModelBusy, Conflict (unplaced, stopped already).
     """
     with audit_log.refusals_recorded("model.stop", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
         placement = _locked(model_id)
         operation = _open(placement)
         if operation is None and placement.desired == STOPPED and placement.observed == STOPPED:
@@ -77,6 +81,8 @@ def cancel(operation_id: str, actor: Actor) -> Operation:
         raise NotFound(f"There is no operation {operation_id!r}.")
     action = "model.stop" if operation.kind == launch.NAME else "job"
     with audit_log.refusals_recorded(action, actor, operation_id=operation_id), transaction.atomic():
+        if operation.kind not in GO_ON_FENCED:
+            fencing.require_unfenced()
         if operation.finished_at is not None:
             raise Conflict("The operation is over already.")
         if operation.kind == launch.NAME:

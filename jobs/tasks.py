@@ -4,6 +4,7 @@ from jobs import worker
 from jobs.base import STEP
 from jobs.loops.resume import resume_once
 from jobs.loops.sweep import sweep_once
+from jobs.loops.takeover import look_once
 from mirbad.tasking.tasks import tick
 
 
@@ -17,6 +18,12 @@ def step(operation_id: str) -> None:
 def sweep() -> None:
     """Ring for every operation that is due and that nobody works on."""
     sweep_once()
+
+
+@tick("jobs.takeover")
+def take_over() -> None:
+    """Ask for the takeovers that a flag file or an option wants."""
+    look_once()
 
 
 @tick("jobs.resume")

@@ -9,8 +9,11 @@ import structlog
 from jobs import ledger
 from jobs.base import STEP, Kind, Outcome, Step
 from jobs.errors import LeaseLost, StepFailed
-from jobs.kinds import KINDS
+from jobs.kinds import GO_ON_FENCED, KINDS
+from jobs.models import Operation
 from mirbad.kernel.errors import MirbadError
+from nodes import fencing
+from nodes.errors import MasterFenced
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +38,8 @@ def run(operation_id: str) -> int:
 
 def run_step(operation_id: str) -> float | None:
     """One step: claim, effect, write. The seconds until the next is due; None when there is none for us."""
+    if fencing.is_fenced() and not _goes_on_fenced(operation_id):
+        return None
     step = ledger.claim(operation_id, _owner())
     if step is None:
         return None
@@ -55,6 +60,9 @@ def _effect(step: Step, kind: Kind) -> Outcome | StepFailed:
         return kind.stages[step.stage](step)
     except StepFailed as failure:
         return failure
+    except MasterFenced as error:
+        # It waits for the takeover; nothing that was asked for is lost by it.
+        return StepFailed(error.code, error.detail, final=False)
     except MirbadError as error:
         final = not error.retryable or step.attempt + 1 >= _ERROR_TRIES
         return StepFailed(error.code, error.detail, final=final)
@@ -64,6 +72,11 @@ def _effect(step: Step, kind: Kind) -> Outcome | StepFailed:
         log.exception("a step failed with an error that nobody foresaw")
         text = "Something went wrong inside the master; its log has the details."
         return StepFailed("internal", text, final=step.attempt + 1 >= _ERROR_TRIES)
+
+
+def _goes_on_fenced(operation_id: str) -> bool:
+    name = Operation.objects.filter(pk=operation_id).values_list("kind", flat=True).first()
+    return name in GO_ON_FENCED
 
 
 def _owner() -> str:

@@ -26,6 +26,7 @@ def _every(task: str, seconds: float) -> dict[str, Any]:
 app.conf.beat_schedule = {
     "ring-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
+    "take-over-when-configured": _every("jobs.takeover", 5.0),
     "seal-audit-lines": _every("audit.seal", 5.0),
     "prune-audit-lines": _every("audit.retention", 3600.0),
 }

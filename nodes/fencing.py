@@ -1,7 +1,9 @@
 """Under which claim this master commands agents, and whether it still may.
 
 A claim is `(epoch, instance id)`. Two masters with the same data would both be obeyed, so the instance id is bound to
-one installation: data copied elsewhere gets a new id at its first start, and must take over before it commands.
+one installation: data copied elsewhere gets a new id at its first start, and must take over before it commands. A
+takeover moves to a higher epoch under yet another instance id, so that no two masters ever hold the same claim. No
+clock has a part in any comparison.
 """
 
 import hashlib
@@ -22,6 +24,8 @@ from nodes.models import MasterIdentity, Node
 log = structlog.get_logger(__name__)
 
 _MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+_REASON_LENGTH = 300
+_DONE_KEPT = 50
 _COPIED = (
     "This data was written by another installation of the master (another machine, folder or database). Nodes obey "
     "that one until this master takes over; stop the other master first."
@@ -47,6 +51,14 @@ def claim() -> Claim:
     return Claim(epoch=epoch, instance_id=instance_id)
 
 
+def present() -> Claim:
+    """The claim of this master, whether it may command or not. Raises Unavailable before it has an identity."""
+    row = _row()
+    if row is None:
+        raise Unavailable("The master has no identity yet. Start it once, then try again.")
+    return Claim(epoch=row[0], instance_id=row[1])
+
+
 def require_unfenced() -> None:
     """Raises MasterFenced when this master may not command and so must not change what is wanted of nodes."""
     if reason := fenced_reason():
@@ -63,9 +75,15 @@ def fenced_reason() -> str:
     return MasterIdentity.objects.values_list("fenced_reason", flat=True).first() or ""
 
 
-def fence(reason: str) -> bool:
-    """Stop commanding: from now on `claim` raises, in every process. Says whether that is new."""
-    changed = MasterIdentity.objects.filter(fenced_reason="").update(fenced_reason=reason[:300], updated_at=clock.now())
+def fence(reason: str, refused: Claim | None = None) -> bool:
+    """Stop commanding: from now on `claim` raises, in every process. Says whether that is new.
+
+    With `refused`, only while that is still the claim: a late refusal of a former one says nothing of the present one.
+    """
+    rows = MasterIdentity.objects.filter(fenced_reason="")
+    if refused is not None:
+        rows = rows.filter(epoch=refused.epoch, instance_id=refused.instance_id)
+    changed = rows.update(fenced_reason=reason[:_REASON_LENGTH], updated_at=clock.now())
     if changed:
         log.critical("this master is fenced and commands no node until a takeover", reason=reason)
         transaction.on_commit(lambda: hints.changed("nodes"))
@@ -75,6 +93,61 @@ def fence(reason: str) -> bool:
 def stands(made_under: Claim) -> bool:
     """Whether `made_under` is still this master's claim; an answer to a call made under another one is dropped."""
     return _row() == (made_under.epoch, made_under.instance_id, "")
+
+
+def advance(since: Claim, epoch: int, operation_id: str, *, takeover: bool = True) -> Claim | None:
+    """Move from `since` to `epoch` under a new instance id, fenced no more; None when `since` is no longer the claim.
+
+    `takeover` is False for one node's continuation.
+    """
+    fresh = Claim(epoch=epoch, instance_id=new_instance_id())
+    also = {"takeover_id": operation_id} if takeover else {}
+    # Guarded by the claim that was read before the nodes were asked: what they said since belongs to that claim alone.
+    changed = MasterIdentity.objects.filter(epoch=since.epoch, instance_id=since.instance_id).update(
+        epoch=fresh.epoch,
+        instance_id=fresh.instance_id,
+        fenced_reason="",
+        claimed_by=operation_id,
+        updated_at=clock.now(),
+        **also,
+    )
+    if not changed:
+        return None
+    log.warning("this master has a new claim", epoch=fresh.epoch, instance=fresh.instance_id, operation=operation_id)
+    transaction.on_commit(lambda: hints.changed("nodes"))
+    return fresh
+
+
+def made_by(operation_id: str) -> Claim | None:
+    """The present claim, if `operation_id` made it; None otherwise. For a step that is repeated after a crash."""
+    row = MasterIdentity.objects.filter(claimed_by=operation_id).values_list("epoch", "instance_id").first()
+    return None if row is None else Claim(epoch=row[0], instance_id=row[1])
+
+
+def came_back_taken(takeover_epoch: int | None, held: Claim | None, ours: Claim) -> bool:
+    """Whether a node that a takeover to `takeover_epoch` left out came back under another master since.
+
+    Such a node stays blocked until someone continues the takeover for it; one from below reconnects by itself.
+    """
+    return takeover_epoch is not None and held is not None and held.epoch >= takeover_epoch and held != ours
+
+
+def last_takeover() -> str:
+    """Id of the last takeover; empty when there was none."""
+    return MasterIdentity.objects.values_list("takeover_id", flat=True).first() or ""
+
+
+def is_done(one_time_id: str) -> bool:
+    """Whether the takeover that was asked for under `one_time_id` completed."""
+    return one_time_id in (MasterIdentity.objects.values_list("takeovers_done", flat=True).first() or ())
+
+
+def note_done(one_time_id: str) -> None:
+    """Remember that the takeover asked for under `one_time_id` completed, in the caller's transaction."""
+    row = MasterIdentity.objects.select_for_update().only("takeovers_done").first()
+    if row is not None and one_time_id not in row.takeovers_done:
+        row.takeovers_done = [*row.takeovers_done, one_time_id][-_DONE_KEPT:]
+        row.save(update_fields=["takeovers_done"])
 
 
 def bind_instance() -> bool:

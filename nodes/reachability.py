@@ -1,5 +1,6 @@
 """The only writer of what is seen of nodes. Every write is one conditional UPDATE: an older word never wins."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import structlog
@@ -12,7 +13,7 @@ from agent.wire.status import NodeStatus
 from mirbad.kernel import clock
 from mirbad.kernel.guarded import try_transition
 from mirbad.live import hints
-from nodes import conditions
+from nodes import conditions, fencing
 from nodes.capability import gpu_rows, problems
 from nodes.models import Gpu, Node
 from nodes.states import APPROVED, FENCED, INCOMPATIBLE, OFFLINE, ONLINE, PENDING, REACHABILITY, UNKNOWN
@@ -39,7 +40,7 @@ def seen(node_id: str, word: AgentInfo | NodeStatus) -> bool:
 
 def accepted(node_id: str) -> bool:
     """The node passed every check of a fresh connection, our claim included; says whether that changed its state."""
-    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now())
+    Node.objects.filter(pk=node_id).update(last_seen_at=clock.now(), takeover_id="", takeover_epoch=None)
     return _move(Node.objects.filter(pk=node_id).exclude(reachability=ONLINE), node_id, ONLINE, "")
 
 
@@ -58,7 +59,40 @@ def refused(node_id: str, kind: str, detail: str) -> bool:
     if kind not in {INCOMPATIBLE, FENCED}:
         raise ValueError(f"{kind!r} is no way to refuse")
     Node.objects.filter(pk=node_id).update(last_seen_at=clock.now())
-    return _move(Node.objects.filter(pk=node_id).exclude(reachability=kind), node_id, kind, detail)
+    known = Node.objects.filter(pk=node_id).exclude(reachability=kind, reachability_reason=detail[:_REASON_LENGTH])
+    return _move(known, node_id, kind, detail)
+
+
+def refused_claim(node_id: str, detail: str, claim: Claim, held: Claim | None) -> bool:
+    """The node refused `claim`, since it obeys `held`: only a takeover makes it ours again. Says whether it is new."""
+    Node.objects.filter(pk=node_id, takeover_epoch=None).update(
+        takeover_id=fencing.last_takeover(), takeover_epoch=claim.epoch
+    )
+    if held is not None:
+        Node.objects.filter(pk=node_id).update(**_claim_columns(held))
+    return refused(node_id, FENCED, detail)
+
+
+def left_out(node_ids: Collection[str], takeover_id: str, epoch: int) -> int:
+    """A takeover to `epoch` did not reach these nodes: each waits until it comes back; how many, in one statement.
+
+    In the caller's transaction. A node that cannot be worked with for another reason keeps that state.
+    """
+    rows = Node.objects.filter(pk__in=node_ids, lifecycle=APPROVED)
+    marked = rows.update(takeover_id=takeover_id, takeover_epoch=epoch)
+    text = f"Unreachable during takeover {takeover_id}. It reconnects by itself unless another master has taken it."
+    rows.filter(reachability__in=REACHABILITY.sources(FENCED)).exclude(reachability=INCOMPATIBLE).update(
+        reachability=FENCED, reachability_reason=text
+    )
+    transaction.on_commit(lambda: hints.changed("nodes"))
+    return marked
+
+
+def claimed(node_id: str, claim: Claim) -> bool:
+    """The node admitted `claim`: whatever kept it from us is over, and the next connection says how it is."""
+    rows = Node.objects.filter(pk=node_id)
+    rows.update(last_seen_at=clock.now(), takeover_id="", takeover_epoch=None, **_claim_columns(claim))
+    return _move(rows.filter(reachability=FENCED), node_id, UNKNOWN, "")
 
 
 def observe_info(node_id: str, info: AgentInfo, protocol: int | None) -> None:

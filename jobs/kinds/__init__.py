@@ -1,6 +1,8 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import launch, stop
+from jobs.kinds import launch, stop, takeover
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (launch.KIND, stop.KIND)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (launch.KIND, stop.KIND, takeover.KIND, takeover.CONTINUATION)}
+
+GO_ON_FENCED: frozenset[str] = frozenset(kind.name for kind in KINDS.values() if kind.while_fenced)

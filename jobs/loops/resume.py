@@ -14,6 +14,7 @@ from mirbad.kernel.errors import MirbadError
 from models_app.models import Placement
 from models_app.placement import apply
 from models_app.states import RUNNING, STARTING, STOPPED
+from nodes import fencing
 from nodes.models import Node
 
 log = structlog.get_logger(__name__)
@@ -24,6 +25,8 @@ AUTOSTART = system("autostart")
 def resume_once() -> int:
     """Request a launch for every placement that waits for one, one a node at a time; how many were requested."""
     requested = 0
+    if fencing.is_fenced():
+        return requested
     for placement in _waiting():
         try:
             requests.start(placement.model_id, AUTOSTART)
@@ -41,6 +44,8 @@ def autostart() -> int:
     They are only marked here. `resume_once` starts each once its node has been seen.
     """
     marked = 0
+    if fencing.is_fenced():
+        return marked
     rows = Placement.objects.filter(desired=STOPPED, model__auto_start=True, model__hold__isnull=True)
     for placement in rows.order_by("model_id"):
         with transaction.atomic():

@@ -20,7 +20,7 @@ from models_app import running
 from models_app.placement import reconcile
 from nodes import leases, reachability
 from nodes.link import client, health
-from nodes.models import Node
+from nodes.models import MasterIdentity, Node
 from nodes.states import APPROVED, ONLINE, PENDING
 
 log = structlog.get_logger(__name__)
@@ -35,20 +35,25 @@ _PAUSE_SECONDS = (0.5, 8.0)
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What decides whether a node's task goes on as it is: another value ends it and begins a new one."""
+    """What decides whether a node's task goes on as it is: another value ends it and begins a new one.
+
+    `claim` is the master's own: after a takeover every node is asked to obey it at once, and not at its next command.
+    """
 
     lifecycle: str
     address: str
     port: int
     uid: str
+    claim: tuple[int, str] | None = None
 
 
 def to_watch() -> dict[str, Watched]:
-    """Every node that is approved or waits for approval; one statement."""
+    """Every node that is approved or waits for approval; two statements."""
+    claim = MasterIdentity.objects.values_list("epoch", "instance_id").first()
     rows = Node.objects.filter(lifecycle__in=(APPROVED, PENDING)).values_list(
         "pk", "lifecycle", "address", "port", "uid"
     )
-    return {pk: Watched(lifecycle, address, port, str(uid)) for pk, lifecycle, address, port, uid in rows}
+    return {pk: Watched(lifecycle, address, port, str(uid), claim) for pk, lifecycle, address, port, uid in rows}
 
 
 def take_status(node_id: str, status: NodeStatus) -> bool:

@@ -77,6 +77,8 @@ class Settings(BaseModel):
     engine_image: str = ""
     v1_max_body: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     v1_max_inflight: Annotated[int, Field(ge=1)] = 512
+    fencing_takeover: bool = False
+    fencing_takeover_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")] = ""
     operation_lease: Duration = timedelta(seconds=30)
     launch_timeout: Duration = timedelta(minutes=30)
     stop_timeout: Duration = timedelta(minutes=2)

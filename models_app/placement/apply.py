@@ -16,6 +16,7 @@ from models_app.errors import ModelPlaced, PlacementChanged, PlacementInvalid
 from models_app.models import ModelDefinition, Placement
 from models_app.placement import feasible
 from models_app.states import DESIRED, RUNNING, STOPPED
+from nodes import fencing
 from nodes.models import Node
 
 
@@ -38,6 +39,7 @@ def _check(model: ModelDefinition, node_id: str, gpu_uuids: Sequence[str], *, st
 def place(model_id: str, node_id: str, gpu_uuids: Sequence[str], actor: Actor) -> Placement:
     """Place a model that stands nowhere. Raises NotFound, ModelBusy, ModelPlaced, PlacementInvalid (problems)."""
     with transaction.atomic():
+        fencing.require_unfenced()
         routing.bump()
         holds.require_free(model_id)
         placement = place_locked(ModelDefinition.objects.get(pk=model_id), node_id, gpu_uuids)

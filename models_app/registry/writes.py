@@ -12,6 +12,7 @@ from models_app.placement import apply, reconcile
 from models_app.registry.inputs import ModelInput, PlacementInput
 from models_app.registry.specs import seal_env, unseal_env
 from models_app.states import FAILED, RUNNING, STOPPED
+from nodes import fencing
 from nodes.models import Node
 from nodes.states import APPROVED, REVOKED
 
@@ -43,6 +44,7 @@ def create(data: ModelInput, actor: Actor) -> ModelDefinition:
     Raises NameTaken, InvalidRequest, PlacementRequired, PlacementInvalid.
     """
     with audit_log.refusals_recorded("model.create", actor, model_id=data.id), transaction.atomic():
+        fencing.require_unfenced()
         routing.bump()
         _require_names_free(data)
         model = ModelDefinition(pk=data.id)
@@ -64,6 +66,7 @@ def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
     Raises NotFound, InvalidRequest, NameTaken, UseMove, UseUnplace, PlacementChanged, PlacementInvalid, ModelBusy.
     """
     with audit_log.refusals_recorded("model.update", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
         if data.id != model_id:
             problem = {"code": "id_fixed", "message": "The id of a model never changes.", "field": "id"}
             raise InvalidRequest(problem["message"], problems=[problem])
@@ -83,6 +86,7 @@ def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
 def delete(model_id: str, actor: Actor) -> None:
     """Delete a model that runs nowhere and that nobody holds. Raises NotFound, ModelBusy, ModelPlaced."""
     with audit_log.refusals_recorded("model.delete", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
         routing.bump()
         model = _locked(model_id)
         holds.require_free(model_id)

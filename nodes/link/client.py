@@ -24,7 +24,6 @@ from nodes import fencing, reachability
 from nodes.errors import AgentRefused, MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
 from nodes.link import pools
 from nodes.link.transport import Endpoint, endpoint
-from nodes.states import FENCED
 
 log = structlog.get_logger(__name__)
 
@@ -183,31 +182,39 @@ async def _send(prepared: _Call) -> _Answer:
 
 def _conclude(prepared: _Call, received: _Answer, answer: type[T]) -> T:
     target = prepared.endpoint
-    if not 200 <= received.status < 300:
-        _refuse(target, received)
     _require_standing(prepared)
+    if not 200 <= received.status < 300:
+        _refuse(target, received, prepared.claim)
     return _parse(target, received.body, answer)
 
 
 def _require_standing(prepared: _Call) -> None:
-    """An answer to a call made under a former claim is dropped: another master may have acted in between."""
+    """An answer to a call made under a former claim is dropped, a refusal too: it says nothing of the present one."""
     if prepared.claim is not None and not fencing.stands(prepared.claim):
         raise MasterFenced(fencing.fenced_reason() or "The master's claim changed while the node was called.")
 
 
-def _refuse(target: Endpoint, received: _Answer) -> None:
-    """Raise what the refusal means; a refused claim fences the master first."""
+def _refuse(target: Endpoint, received: _Answer, claim: Claim | None = None) -> None:
+    """Raise what the refusal means; a refused `claim` fences the master first."""
     try:
         refusal = Refusal.model_validate_json(received.body)
     except ValidationError:
         text = f"Node {target.node_id} answered {received.status} with something that is not a refusal of its protocol."
         raise AgentRefused(AgentCode.INTERNAL.value, received.status, text) from None
-    if refusal.code in _CLAIM_CODES:
+    if claim is not None and refusal.code in _CLAIM_CODES:
         reason = f"Node {target.node_id} obeys another master ({refusal.code.value})."
-        reachability.refused(target.node_id, FENCED, refusal.detail)
-        fencing.fence(f"{reason} A takeover is needed; stop the other master first.")
+        reachability.refused_claim(target.node_id, refusal.detail, claim, _held(refusal))
+        fencing.fence(f"{reason} A takeover is needed; stop the other master first.", refused=claim)
         raise NodePendingTakeover(reason, fields={"agentCode": refusal.code.value})
     raise AgentRefused(refusal.code.value, received.status, refusal.detail, refusal.fields)
+
+
+def _held(refusal: Refusal) -> Claim | None:
+    """The claim that the node obeys, as its refusal says; None when it does not say it."""
+    try:
+        return Claim.model_validate(refusal.fields.get("held"))
+    except ValidationError:
+        return None
 
 
 def _parse(target: Endpoint, body: bytes, kind: type[T]) -> T:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from agent.wire.base import PROTOCOL_VERSIONS
 from agent.wire.capability import AgentInfo, Capabilities
-from agent.wire.fence import FenceView
+from agent.wire.fence import Claim, FenceView
 from agent.wire.status import NodeStatus
 from mirbad.kernel.errors import NotFound
 from mirbad.kernel.ids import new_operation_id
 from nodes import fencing, reachability
-from nodes.errors import NodeIncompatible, NodeOffline
+from nodes.errors import MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
 from nodes.link import pools
 from nodes.link.client import acall, in_thread
 from nodes.models import Node
-from nodes.states import APPROVED, INCOMPATIBLE
+from nodes.states import APPROVED, FENCED, INCOMPATIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,11 @@ async def aprobe(node_id: str) -> AgentInfo:
 async def aconnect(node_id: str) -> Connected:
     """Make contact with an approved node: info, our claim, status, capabilities; it then reads Online.
 
+    A node that came back under another master after a takeover is not claimed: someone has to continue that takeover.
     Raises what `aprobe` raises, MasterFenced (before anything is claimed), NodePendingTakeover, AgentRefused.
     """
     info = await aprobe(node_id)
-    claim = await in_thread(fencing.claim)
+    claim = await in_thread(lambda: _claim_for(node_id, info))
     await acall(node_id, "PUT", "fence", claim, answer=FenceView, operation_id=new_operation_id())
     status = await acall(node_id, "GET", "status", answer=NodeStatus)
     capabilities = await arefresh(node_id, status.capabilities_seq)
@@ -85,6 +86,23 @@ def _node(node_id: str) -> Node:
     if node is None:
         raise NotFound(f"There is no node {node_id}.")
     return node
+
+
+def _claim_for(node_id: str, info: AgentInfo) -> Claim:
+    """Our claim, when the node may be asked to admit it."""
+    left_out = Node.objects.filter(pk=node_id).values_list("takeover_id", "takeover_epoch").first()
+    takeover_id, takeover_epoch = left_out or ("", None)
+    held = info.held_claim
+    if fencing.came_back_taken(takeover_epoch, held, fencing.present()):
+        assert held is not None  # noqa: S101 - what the line above says
+        text = f"It obeys another master (epoch {held.epoch}) since takeover {takeover_id or 'was needed'}."
+        reachability.refused(node_id, FENCED, f"{text} Stop that master, then continue the takeover for this node.")
+        raise NodePendingTakeover(f"Node {node_id}: {text}")
+    try:
+        return fencing.claim()
+    except MasterFenced:
+        reachability.refused(node_id, FENCED, "This master is fenced, so it cannot ask the node to obey. Take over.")
+        raise
 
 
 def _take_info(node: Node, info: AgentInfo) -> AgentInfo:

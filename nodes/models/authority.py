@@ -37,6 +37,11 @@ class MasterIdentity(models.Model):
     enroll_cert_pem = models.TextField()
     enroll_key_sealed = models.BinaryField()
     fenced_reason = models.CharField(max_length=300, blank=True, default="")
+    claimed_by = models.CharField(
+        max_length=40, blank=True, default="", help_text="The takeover or continuation that made this claim."
+    )
+    takeover_id = models.CharField(max_length=40, blank=True, default="", help_text="The last takeover.")
+    takeovers_done = models.JSONField(default=list, blank=True, help_text="Ids of one-time takeovers that completed.")
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -58,6 +58,12 @@ class Node(models.Model):
     protocol = models.PositiveSmallIntegerField(null=True, blank=True)
     held_epoch = models.BigIntegerField(null=True, blank=True)
     held_instance = models.CharField(max_length=64, blank=True, default="")
+    takeover_id = models.CharField(
+        max_length=40, blank=True, default="", help_text="The takeover after which this node is still not ours."
+    )
+    takeover_epoch = models.BigIntegerField(
+        null=True, blank=True, help_text="Our epoch then; the node reconnects by itself only from below it."
+    )
     cert_not_after = models.DateTimeField(null=True, blank=True)
     capabilities = models.JSONField(default=dict, blank=True, help_text="The last `Capabilities`, as on the wire.")
     host = models.JSONField(default=dict, blank=True, help_text="The last `HostStatus`, as on the wire.")

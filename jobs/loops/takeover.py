@@ -1,0 +1,116 @@
+"""Takeovers that the configuration asks for: a flag file in the data folder, or an option.
+
+What fails is tried again after a wait that doubles, up to five minutes; every try is an operation of its own.
+"""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import structlog
+
+from jobs import takeover
+from jobs.kinds.takeover import NAME
+from jobs.models import Operation
+from jobs.states import SUCCEEDED
+from mirbad.kernel import clock
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import MirbadError
+from mirbad.kernel.ids import new_uid
+from nodes import fencing
+
+log = structlog.get_logger(__name__)
+
+FLAG = "takeover"
+FIRST_WAIT = timedelta(seconds=5)
+LONGEST_WAIT = timedelta(minutes=5)
+
+_said: set[str] = set()
+
+
+def look_once() -> int:
+    """Ask for the takeovers that flag file and option ask for and that are due; how many were asked for."""
+    return _flag(settings().data / FLAG) + _option()
+
+
+def at_start() -> bool:
+    """The master comes up: an option without an id takes over at every start. Says whether it asked for one."""
+    chosen = settings()
+    if not chosen.fencing_takeover or chosen.fencing_takeover_id:
+        return False
+    log.warning(
+        "MIRBAD_FENCING_TAKEOVER is set without MIRBAD_FENCING_TAKEOVER_ID: this master takes over at every start"
+    )
+    return _ask("option", f"start:{new_uid()}")
+
+
+def _flag(path: Path) -> int:
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    # Made anew it is another wish, even after one that completed and could not be deleted.
+    key = f"flag:{found.st_ino}:{found.st_mtime_ns}"
+    if _last(key, outcome=SUCCEEDED) is not None:
+        _delete(path)
+        return 0
+    return int(_ask_when_due("flag file", key))
+
+
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _say_once(f"the flag file {path} cannot be deleted ({error.strerror}); its takeover completed")
+
+
+def _option() -> int:
+    chosen = settings()
+    if not chosen.fencing_takeover:
+        return 0
+    one_time = chosen.fencing_takeover_id
+    if one_time and fencing.is_done(one_time):
+        _say_once(
+            f"MIRBAD_FENCING_TAKEOVER is still set, but its takeover {one_time} already completed; "
+            "remove it and MIRBAD_FENCING_TAKEOVER_ID"
+        )
+        return 0
+    if one_time:
+        return int(_ask_when_due("option", f"option:{one_time}", one_time))
+    # Without an id each start asks once (`at_start`); what is left to do here is to try that one again.
+    newest = Operation.objects.filter(kind=NAME, input__key__startswith="start:").order_by("-id").first()
+    return int(_ask_when_due("option", newest.input["key"])) if newest and newest.outcome != SUCCEEDED else 0
+
+
+def _ask_when_due(source: str, key: str, one_time_id: str = "") -> bool:
+    newest = _last(key)
+    if newest is not None and (newest.finished_at is None or clock.now() < _next_try(key, newest.finished_at)):
+        return False
+    return _ask(source, key, one_time_id)
+
+
+def _next_try(key: str, ended_at: datetime) -> datetime:
+    failures = Operation.objects.filter(kind=NAME, input__key=key, finished_at__isnull=False).count()
+    wait = min(LONGEST_WAIT, FIRST_WAIT * float(2 ** min(failures - 1, 10)))
+    _say_once(
+        f"The requested takeover failed {failures} time(s) in a row; next attempt in {wait.total_seconds():.0f} s."
+    )
+    return ended_at + wait
+
+
+def _ask(source: str, key: str, one_time_id: str = "") -> bool:
+    try:
+        asked = takeover.request_by_configuration(source, key, one_time_id)
+    except MirbadError as error:
+        _say_once(f"a takeover that the {source} asks for has to wait: {error.detail}")
+        return False
+    return bool(asked.input.get("key") == key)
+
+
+def _last(key: str, **having: str) -> Operation | None:
+    return Operation.objects.filter(kind=NAME, input__key=key, **having).order_by("-id").first()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        log.warning(text)
