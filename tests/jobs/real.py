@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cryptography import x509
-from django.db import connections
 
 from agent.config import AgentConfig
 from agent.identity import Identity, IdentityStore, fleet_id
@@ -85,7 +84,7 @@ class RealAgent:
         assert self.server is not None
         self._run(self.server._instances.stop_everything(2.0))
         self.end()
-        close_database_threads()
+        pools.database_threads().release()
 
     def connect(self) -> None:
         """What the watcher does first."""
@@ -93,19 +92,6 @@ class RealAgent:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
-
-
-def close_database_threads() -> None:
-    """Close the connections that the link's threads keep, so that the test's database can be taken away."""
-    threads = client._DATABASE._max_workers
-    gate = threading.Barrier(threads)
-
-    def close() -> None:
-        gate.wait(10)
-        connections.close_all()
-
-    for done in [client._DATABASE.submit(close) for _ in range(threads)]:
-        done.result(20)
 
 
 def wait_until(look: Callable[[], Any], what: str, seconds: float = 30) -> Any:
