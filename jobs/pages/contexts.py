@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import launch, stop
+from jobs.kinds import launch, stop, takeover
 from jobs.models import Operation, OperationEvent
 from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel import clock
@@ -27,13 +27,22 @@ _OUTCOMES: dict[str, Badge] = {
     FAILED: Badge("Failed", "bad", "circle-x"),
     CANCELLED: Badge("Cancelled", "idle", "ban"),
 }
-_WORDS = {launch.NAME: "Start", stop.NAME: "Stop"}
+_WORDS = {
+    launch.NAME: "Start",
+    stop.NAME: "Stop",
+    takeover.NAME: "Takeover",
+    takeover.CONTINUE: "Continued takeover",
+}
+_FLEET = "of the fleet"
 _STAGE_WORDS = {
     launch.CHECKING: "Check the node",
     launch.STARTING: "Start the engine",
     launch.WAITING: "Load the model",
     launch.STOPPING: "Stop the engine",
     launch.CANCELLING: "Stop the engine",
+    takeover.PROBING: "Ask the nodes",
+    takeover.STORING: "Store the epoch",
+    takeover.CLAIMING: "Claim the nodes",
 }
 _READY = "Ready"
 
@@ -96,7 +105,9 @@ def row(operation: Operation) -> OperationRow:
         id=operation.pk,
         title=title,
         kind=operation.kind,
-        target=operation.model_id_text or operation.node_id_text or operation.target_id,
+        target=operation.model_id_text
+        or operation.node_id_text
+        or (_FLEET if operation.kind == takeover.NAME else operation.target_id),
         model_id=operation.model_id_text,
         node_id=operation.node_id_text,
         badge=badge,
@@ -128,6 +139,9 @@ def _stages(operation: Operation, *, restart: bool) -> tuple[StageMark, ...]:
         if operation.stage == launch.CANCELLING:
             names = [launch.CANCELLING]
         words = [_STAGE_WORDS[name] for name in names] + ([_READY] if operation.stage != launch.CANCELLING else [])
+    elif operation.kind in (takeover.NAME, takeover.CONTINUE):
+        names = [takeover.PROBING, takeover.STORING, takeover.CLAIMING]
+        words = [*(_STAGE_WORDS[name] for name in names), "Done"]
     else:
         names = [operation.stage]
         words = [_STAGE_WORDS.get(operation.stage, operation.stage), "Done"]

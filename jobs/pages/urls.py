@@ -2,10 +2,13 @@
 
 from django.urls import path
 
-from jobs.pages import views
+from jobs.pages import fencing, views
 
 app_name = "jobs"
 urlpatterns = [
+    path("fencing/-/banner", fencing.banner, name="fencing-banner"),
+    path("fencing/takeover", fencing.take_over, name="takeover"),
+    path("fencing/takeover/<slug:node_id>", fencing.resume, name="takeover-continue"),
     path("operations", views.index, name="list"),
     path("operations/-/of-model/<str:model_id>", views.of_model, name="of-model"),
     path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),

@@ -7,8 +7,10 @@ import os
 import threading
 from typing import Literal
 
+from channels.exceptions import ChannelFull
 from channels.layers import get_channel_layer
 from django.conf import settings
+from redis.exceptions import RedisError
 
 Topic = Literal["nodes", "models", "operations", "keys", "audit", "processes"]
 TOPICS: frozenset[str] = frozenset({"nodes", "models", "operations", "keys", "audit", "processes"})
@@ -59,11 +61,13 @@ class _Sender:
                 layer = get_channel_layer()
                 for topic, subject in batch:
                     await layer.group_send(GROUP, {"type": "hint", "topic": topic, "id": subject})
-        except Exception as error:  # noqa: BLE001 - the edge of the sending loop: a hint may be lost, a write may not
+        except (OSError, TimeoutError, RedisError, ChannelFull) as error:
             # Once per outage: the broker's own loss is reported by whoever depends on it.
             if not self._broken:
                 _log.warning("live hints cannot be sent, pages catch up when they read again: %r", error)
             self._broken = True
+        except Exception:  # noqa: BLE001 - the edge of the sending loop; the thread lives on
+            _log.exception("hints were lost by a fault of their own")
         else:
             self._broken = False
 

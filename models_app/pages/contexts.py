@@ -65,9 +65,9 @@ class ModelRow:
     wanted_running: bool
 
     @property
-    def wrong(self) -> bool:
-        """Whether it should run and something keeps it from it."""
-        return self.wanted_running and self.state in (FAILED, UNHEALTHY, UNKNOWN)
+    def renamed(self) -> bool:
+        """Whether programs know it by other names than its id."""
+        return self.names != (self.id,)
 
     @property
     def may_start(self) -> bool:

@@ -119,7 +119,7 @@ class ModelForm(forms.Form):
     def place_errors(self) -> list[tuple[str, list[str]]]:
         """Errors of the fields that depend on the node; they are drawn apart."""
         names = ("node", "folder", "file", "gpu_uuids")
-        return [(name, list(self[name].errors)) for name in names if self[name].errors]
+        return [(name, [str(error) for error in self[name].errors]) for name in names if self[name].errors]
 
     def read(self) -> ModelInput | None:
         """The input, or None after the form's errors were set."""
