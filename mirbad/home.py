@@ -110,8 +110,8 @@ def _tiles(
             "boxes",
             str(serving),
             f"of {len(rows)}",
-            f"{missing} should run and {'does' if missing == 1 else 'do'} not" if missing else "all that should run do",
-            "warn" if missing else "ok",
+            _missing_words(missing, len(rows)),
+            "warn" if missing else "ok" if rows else "idle",
             reverse("models:list"),
         ),
         Tile(
@@ -144,6 +144,12 @@ def _tiles(
             "#attention",
         ),
     )
+
+
+def _missing_words(missing: int, models: int) -> str:
+    if not models:
+        return "none is defined yet"
+    return f"{missing} should run and {'does' if missing == 1 else 'do'} not" if missing else "all that should run do"
 
 
 def _of_master() -> Iterable[Attention]:
