@@ -65,7 +65,13 @@ class ContainerFleet:
     def _join(self) -> None:
         own = self._folder / "pc-2"
         own.mkdir()
-        config = {"state_dir": "state", "models_root": "models", "port": self._port, "docker_host": self.bench.host}
+        config = {
+            "state_dir": "state",
+            "models_root": "models",
+            "port": self._port,
+            "docker_host": self.bench.host,
+            "approved_images": [self.bench.image(SIM).reference],
+        }
         (own / "agent.json").write_text(json.dumps(config))
         made = self.fleet.api("POST", "nodes/join-tokens", {"nodeId": "pc-2"}, expect=201)
         said = self._command(
