@@ -1,0 +1,37 @@
+"""`make figures`: measures the product and prints one line a figure; exit code 1 when one falls short.
+
+``ONLY=name`` measures one script or one group of them.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+
+from tests.figures import bad_input, containers, first_token, killed, suite
+from tests.figures.figure import Figure
+
+SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "first-token": first_token.measure,
+    "containers": containers.measure,
+    "killed": killed.measure,
+    "bad-input": bad_input.measure,
+    "suite": suite.measure,
+}
+GROUPS = {"main-job": tuple(SCRIPTS)}
+
+
+def main(wanted: list[str]) -> int:
+    """Measure what is wanted, all when nothing is named."""
+    names = [name for word in wanted or list(SCRIPTS) for name in GROUPS.get(word, (word,))]
+    if unknown := [name for name in names if name not in SCRIPTS]:
+        print(f"there is no figure {', '.join(unknown)}; there are {', '.join([*SCRIPTS, *GROUPS])}")
+        return 2
+    short = 0
+    for name in names:
+        for figure in SCRIPTS[name]():
+            print(figure.line(), flush=True)
+            short += not figure.ok
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([word for word in sys.argv[1:] if word]))
