@@ -14,10 +14,9 @@ from jobs.models import Operation
 from jobs.queries import open_operation
 from mirbad.kernel.actor import CONFIG, Actor
 from mirbad.kernel.errors import Conflict, NotFound
-from nodes import fencing
+from nodes import fencing, queries
 from nodes.errors import ConfirmationRequired
 from nodes.models import Node
-from nodes.states import APPROVED, FENCED
 
 log = structlog.get_logger(__name__)
 
@@ -68,21 +67,8 @@ def resume(node_id: str, takeover_id: str, agent_epoch: int, confirm: str, actor
         return _create(takeover.CONTINUATION, actor, frozen, text, node_id)
 
 
-def waits_for_person(node: Node) -> bool:
-    """Whether `node` came back under another master, so that only a person can say how it goes on; runs no query."""
-    epoch, held = node.takeover_epoch, node.held_epoch
-    return (
-        node.lifecycle == APPROVED
-        and node.reachability == FENCED
-        and bool(node.takeover_id)
-        and epoch is not None
-        and held is not None
-        and held >= epoch
-    )
-
-
 def _require_waiting(node: Node, takeover_id: str, agent_epoch: int) -> None:
-    if not waits_for_person(node):
+    if not queries.waits_for_continuation(node):
         raise Conflict(f"Node {node.pk} waits for no continuation. Look at its state again.")
     if (node.takeover_id, node.held_epoch) != (takeover_id, agent_epoch):
         raise Conflict(

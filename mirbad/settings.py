@@ -72,6 +72,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "mirbad.web.context.shell",
+                "jobs.pages.fencing.context",
             ]
         },
     }
@@ -160,6 +161,11 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "DESCRIPTION": "The admin API of a Mirbad master.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    # Two fields named "state" that mean different things.
+    "ENUM_NAME_OVERRIDES": {
+        "NodeStateEnum": "nodes.api.serializers.NODE_STATES",
+        "MasterStateEnum": "nodes.api.serializers.MASTER_STATES",
+    },
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "SERVE_PERMISSIONS": ["mirbad.accounts.permissions.RolePermission"],

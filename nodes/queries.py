@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from pydantic import ValidationError
 
 from agent.wire.capability import Capabilities
@@ -50,6 +50,21 @@ def shown_state(node: Node, conditions: Iterable[NodeCondition]) -> ShownState:
         return ShownState("Offline", node.draining, reason)
     reasons = tuple(item.detail for item in conditions) + tuple(str(warning) for warning in node.warnings)
     return ShownState("Degraded" if reasons else "Online", node.draining, tuple(dict.fromkeys(reasons)))
+
+
+def waits_for_continuation(node: Node) -> bool:
+    """Whether `node` obeys another master since a takeover, so that only a person can say how it goes on; no query."""
+    epoch, held = node.takeover_epoch, node.held_epoch
+    fenced = node.lifecycle == APPROVED and node.reachability == FENCED and bool(node.takeover_id)
+    return fenced and epoch is not None and held is not None and held >= epoch
+
+
+def waiting_for_continuation() -> list[Node]:
+    """The nodes of `waits_for_continuation`; one statement."""
+    waiting = Node.objects.approved().filter(
+        reachability=FENCED, takeover_epoch__isnull=False, held_epoch__gte=F("takeover_epoch")
+    )
+    return [node for node in waiting if waits_for_continuation(node)]
 
 
 def rows(*, include_revoked: bool = False) -> list[Node]:

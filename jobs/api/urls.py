@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import views
+from jobs.api import fencing, views
 from mirbad.api import converters
 
 converters.register()
@@ -13,6 +13,8 @@ urlpatterns = [
     path("models/<name:model_id>/stop", views.Stop.as_view(), name="api-model-stop"),
     path("models/<name:model_id>/restart", views.Restart.as_view(), name="api-model-restart"),
     path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
+    path("fencing/takeover", fencing.Takeover.as_view(), name="api-fencing-takeover"),
+    path("fencing/takeover/continue", fencing.Continuation.as_view(), name="api-fencing-continue"),
     path("operations", views.Operations.as_view(), name="api-operations"),
     path("operations/<name:operation_id>", views.OneOperation.as_view(), name="api-operation"),
 ]

@@ -37,7 +37,7 @@ class Status(AdminView):
         return Response(StatusSerializer(status()).data)
 
 
-class _Accepting(AdminView):
+class Accepting(AdminView):
     """Answers 202 with the operation and where to follow it."""
 
     def accepted(self, operation: Operation) -> Response:
@@ -46,7 +46,7 @@ class _Accepting(AdminView):
         return Response(OperationSerializer(operation).data, status=202, headers={"Location": location})
 
 
-class Start(_Accepting):
+class Start(Accepting):
     """Start of a model."""
 
     required_role = OPERATOR
@@ -59,7 +59,7 @@ class Start(_Accepting):
         return self.accepted(requests.start(model_id, self.actor, force=force))
 
 
-class Stop(_Accepting):
+class Stop(Accepting):
     """Stop of a model."""
 
     required_role = OPERATOR
@@ -71,7 +71,7 @@ class Stop(_Accepting):
         return self.accepted(requests.stop(model_id, self.actor))
 
 
-class Restart(_Accepting):
+class Restart(Accepting):
     """Restart of a model."""
 
     required_role = OPERATOR
@@ -137,7 +137,7 @@ class Operations(AdminView):
         return pages.get_paginated_response(OperationSerializer(rows, many=True).data)
 
 
-class OneOperation(_Accepting):
+class OneOperation(Accepting):
     """One operation."""
 
     read_role = VIEWER

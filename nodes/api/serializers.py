@@ -10,7 +10,8 @@ from nodes import queries
 from nodes.models import Node, NodePin
 from nodes.states import LIFECYCLE, REACHABILITY
 
-_STATES = ("PendingApproval", "Online", "Degraded", "Offline", "Incompatible", "PendingTakeover", "Revoked")
+NODE_STATES = ("PendingApproval", "Online", "Degraded", "Offline", "Incompatible", "PendingTakeover", "Revoked")
+MASTER_STATES = ("commanding", "fenced", "unknown")
 _MOST_BYTES = 2**63 - 1
 
 
@@ -59,7 +60,7 @@ class NodeSerializer(CamelSerializer):
     gpus = GpuSerializer(many=True)
     host = serializers.DictField()
 
-    @extend_schema_field(serializers.ChoiceField(choices=_STATES))
+    @extend_schema_field(serializers.ChoiceField(choices=NODE_STATES))
     def state_of(self, node: Node) -> str:
         """The shown state."""
         return self._shown(node).name
@@ -146,21 +147,29 @@ class ApprovalSerializer(CamelSerializer):
 
 
 class NodeClaimSerializer(CamelSerializer):
-    """The claim that a node holds, as it last said."""
+    """The claim that a node holds, as it last said. `takeover_id` is set while a takeover is not done with it.
+
+    `continuable`: it obeys another master and answers, so only a person can say how it goes on.
+    """
 
     node_id = serializers.CharField()
-    state = serializers.ChoiceField(choices=_STATES)
-    held_epoch = serializers.IntegerField(allow_null=True)
-    held_instance = serializers.CharField(allow_blank=True)
+    state = serializers.ChoiceField(choices=NODE_STATES)
+    reasons = serializers.ListField(child=serializers.CharField())
+    agent_epoch = serializers.IntegerField(allow_null=True)
+    agent_instance = serializers.CharField(allow_null=True)
+    takeover_id = serializers.CharField(allow_null=True)
+    continuable = serializers.BooleanField()
 
 
 class FencingSerializer(CamelSerializer):
     """Under which claim this master commands, whether it still may, and whom the nodes obey."""
 
+    state = serializers.ChoiceField(choices=MASTER_STATES)
     epoch = serializers.IntegerField(allow_null=True)
     instance_id = serializers.CharField(allow_null=True)
     fenced = serializers.BooleanField()
     reason = serializers.CharField(allow_blank=True)
+    takeover_id = serializers.CharField(allow_null=True)
     nodes = NodeClaimSerializer(many=True)
 
 
@@ -168,17 +177,24 @@ def fencing_view(identity: Any, nodes: list[Node]) -> dict[str, Any]:
     """The values of `FencingSerializer` from the identity's row (None before there is one) and the nodes."""
     reason = identity.fenced_reason if identity else ""
     return {
+        "state": "unknown" if identity is None else "fenced" if reason else "commanding",
         "epoch": identity.epoch if identity else None,
         "instance_id": identity.instance_id if identity else None,
         "fenced": bool(reason),
         "reason": reason,
-        "nodes": [
-            {
-                "node_id": node.pk,
-                "state": queries.shown_state(node, node.conditions.all()).name,
-                "held_epoch": node.held_epoch,
-                "held_instance": node.held_instance,
-            }
-            for node in nodes
-        ],
+        "takeover_id": identity.takeover_id or None if identity else None,
+        "nodes": [_claim_of(node) for node in nodes],
+    }
+
+
+def _claim_of(node: Node) -> dict[str, Any]:
+    shown = queries.shown_state(node, node.conditions.all())
+    return {
+        "node_id": node.pk,
+        "state": shown.name,
+        "reasons": list(shown.reasons) if shown.name == "PendingTakeover" else [],
+        "agent_epoch": node.held_epoch,
+        "agent_instance": node.held_instance or None,
+        "takeover_id": node.takeover_id or None,
+        "continuable": queries.waits_for_continuation(node),
     }

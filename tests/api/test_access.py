@@ -18,6 +18,8 @@ ROUTES = [
     ("GET", "/api/status", "viewer"),
     ("GET", "/api/audit", "viewer"),
     ("GET", "/api/fencing", "viewer"),
+    ("POST", "/api/fencing/takeover", "operator"),
+    ("POST", "/api/fencing/takeover/continue", "operator"),
     ("GET", "/api/nodes", "viewer"),
     ("GET", "/api/nodes/pc-1", "viewer"),
     ("PATCH", "/api/nodes/pc-1", "operator"),

@@ -267,7 +267,7 @@ def test_audit_shows_50_lines_by_default_and_leads_to_the_older_ones(viewer):
 
 def test_fencing_tells_the_claim_and_whom_the_nodes_obey(viewer, fleet, identity):
     answer = viewer.client.get("/api/fencing").json()
-    assert (answer["epoch"], answer["fenced"]) == (1, False)
+    assert (answer["state"], answer["epoch"], answer["fenced"]) == ("commanding", 1, False)
     assert {node["nodeId"] for node in answer["nodes"]} == {"pc-1", "pc-2"}
     assert "BEGIN" not in str(answer)
 
