@@ -5,6 +5,8 @@ import sys
 import time
 from typing import TextIO
 
+from mirbad.kernel import clock
+
 STARTED = "MIRBAD_INTERNAL_STARTED"
 """When `make up` began (seconds since the epoch), so that all of its processes count from one moment."""
 
@@ -16,7 +18,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, started: float | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._started = started if started is not None else float(os.environ.get(STARTED) or time.time())
+        self._started = started if started is not None else float(os.environ.get(STARTED) or clock.now().timestamp())
         self._terminal = self._stream.isatty()
         self._drawn = False
         self._last = ""
@@ -29,7 +31,7 @@ class Progress:
 
     def seconds(self) -> float:
         """Seconds since `make up` began."""
-        return max(0.0, time.time() - self._started)
+        return max(0.0, clock.now().timestamp() - self._started)
 
     def done(self, text: str) -> None:
         """A step ended."""

@@ -5,9 +5,9 @@ import os
 import selectors
 import subprocess
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mirbad.kernel import clock
 from mirbad.kernel.conf import Settings
 from mirbad.up import broker, folder, ports, programs, supervisor
 from mirbad.up.errors import CannotStart
@@ -85,7 +85,7 @@ class Session:
             data,
             folder.RunFacts(
                 pid=os.getpid(),
-                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                started_at=clock.now().isoformat(timespec="seconds"),
                 runtime_dir=str(self._layout.runtime),
                 redis_url=shown_redis,
                 web_url=web_url(self._settings),
