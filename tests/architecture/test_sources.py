@@ -28,9 +28,7 @@ def test_only_the_clock_reads_the_time() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [
-        name(path) for path in modules() if path.read_text().strip() and not ast.get_docstring(tree(path))
-    ]
+    silent = [name(path) for path in modules() if path.read_text().strip() and not ast.get_docstring(tree(path))]
     assert not silent
 
 
@@ -58,7 +56,7 @@ def test_each_noqa_names_its_rule_and_its_reason() -> None:
         f"{name(path)}:{number}"
         for path in modules()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if "# noqa" in line and not re.search(r"# noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)*( -| –)? +\S", line)
+        if "# noqa" in line and not re.search(r"# noqa: [A-Z]+[0-9]+(, [A-Z]+[0-9]+)*( -)? +\S", line)
     ]
     assert not bare, f"write `# noqa: RULE  the reason`: {bare}"
 
@@ -94,13 +92,13 @@ def test_no_file_names_a_registry_host_or_a_path_of_the_machine() -> None:
 def test_every_locked_requirement_has_hashes() -> None:
     for lock in (ROOT / "requirements").glob("*.txt"):
         text = lock.read_text()
-        pins = re.findall(r"^[A-Za-z0-9_.\-\[\]]+==[^\s\\]+", text, re.M)
+        pins = re.findall(r"^[A-Za-z0-9_.\-\[\]]+==[^\s\\]+", text, re.MULTILINE)
         blocks = re.split(r"\n(?=[A-Za-z0-9])", text)
         assert pins, lock.name
         assert all("--hash=sha256:" in block for block in blocks if "==" in block.splitlines()[0]), lock.name
 
 
 def test_migrations_have_names() -> None:
-    files = [path for path in ROOT.glob("*/migrations/0*.py")] + [*ROOT.glob("mirbad/*/migrations/0*.py")]
+    files = [*ROOT.glob("*/migrations/0*.py"), *ROOT.glob("mirbad/*/migrations/0*.py")]
     assert files
     assert not [str(path) for path in files if re.search(r"_auto_\d", path.name)]

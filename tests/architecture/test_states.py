@@ -24,7 +24,7 @@ TABLES: dict[str, tuple[StateTable, type[Model], str]] = {
 
 
 def _moves_in_diagram(text: str) -> set[tuple[str, str]]:
-    return {(a, b) for a, b in re.findall(r"^\s*(\w+) --> (\w+)", text, re.M)}
+    return {(a, b) for a, b in re.findall(r"^\s*(\w+) --> (\w+)", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -33,7 +33,7 @@ def test_the_diagram_draws_exactly_the_table(name: str) -> None:
     text = (ROOT / "docs" / "states" / f"{name}.md").read_text()
     expected = {(state, following) for state, after in table.moves.items() for following in after}
     assert _moves_in_diagram(text) == expected
-    assert all(re.search(rf"^\| `{state}` \|", text, re.M) for state in table.states), "each state has its line"
+    assert all(re.search(rf"^\| `{state}` \|", text, re.MULTILINE) for state in table.states), "each state has its line"
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
