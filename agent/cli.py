@@ -220,6 +220,8 @@ def _say_fingerprint(identity: Identity) -> None:
 
 
 def _serve(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    import uvloop
+
     from agent.server.serve import CannotServe, serve
 
     async def run() -> None:
@@ -231,7 +233,8 @@ def _serve(arguments: argparse.Namespace, config: AgentConfig) -> int:
 
     IdentityStore(config.state_dir).load()  # said before the folder or a lock is made
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
     except CannotServe as error:
         raise CommandFailed(str(error)) from error
     except Locked as error:

@@ -1,4 +1,4 @@
-"""The application: its routes in one literal table, and what its handlers need."""
+"""The application: its routes in one literal table, and what its handlers need. Model traffic is in `relay`."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,6 @@ from agent.server import handlers
 from agent.server.events import Hub
 from agent.server.guard import Handler, guard
 from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER
-from agent.server.relay import engines, relay
 from agent.server.status import Reporter
 from agent.server.tls import Door
 from agent.wire.base import API_PREFIX
@@ -29,8 +28,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/instances/{instance_id}", handlers.delete_instance),
     ("POST", "/instances/{instance_id}/stop", handlers.post_stop),
     ("GET", "/instances/{instance_id}/log", handlers.get_log),
-    # Not fenced: it commands nothing. It carries model and generation, which must be those of the instance.
-    ("*", "/instances/{instance_id}/relay/{path:.*}", relay),
 )
 
 
@@ -57,7 +54,6 @@ def make_app(parts: Parts) -> web.Application:
     app[INSTANCES] = parts.instances
     app[HUB] = parts.hub
     app[REPORTER] = parts.reporter
-    app.cleanup_ctx.append(engines)
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

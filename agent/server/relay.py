@@ -1,176 +1,341 @@
-"""Passes model traffic to an engine's loopback port, byte by byte, and tells the engine when the client left."""
+"""Passes model traffic to an engine's loopback port, byte by byte, and tells the engine when the client left.
+
+It shares port and handshake with the agent's other routes, but not their server: every token of every stream passes
+here, so it speaks HTTP/1.1 by `agent.wire.http1` on both sides, and hands connections that ask for anything else over.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-
-import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
-from yarl import URL
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import unquote
 
 from agent.errors import AgentError
 from agent.running import EngineTarget
-from agent.server.keys import INSTANCES
-from agent.wire.base import ANSWER_HEADER, GENERATION_HEADER, MODEL_HEADER
+from agent.wire.base import ANSWER_HEADER, API_PREFIX, GENERATION_HEADER, MODEL_HEADER
 from agent.wire.errors import AgentCode
+from agent.wire.http1.client import STALE_WITHIN_SECONDS, Broken, Connection, UpstreamError
+from agent.wire.http1.server import Exchange, Header, Left, ServerConnection, Service
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-LOOK_SECONDS = 0.25
+IDLE_SECONDS = 4.0
+"""Below what engines' servers keep an idle connection for (5 s with uvicorn), so that it is this side that lets go."""
+MAX_IDLE = 64
+SILENCE_SECONDS = 24 * 3600.0
+"""The master knows each model's limits and leaves when one is over; this only ends what nobody waits for."""
+_PREFIX = f"{API_PREFIX}/instances/".encode()
+_METHODS = (b"POST ", b"GET ", b"PUT ", b"DELETE ", b"PATCH ", b"HEAD ", b"OPTIONS ")
+_LONGEST_ID = 200
 _PATHS = ("v1/",)
 _ALSO = frozenset({"health", "metrics", "tokenize", "detokenize", "rerank", "score"})
 _TO_ENGINE = frozenset(
-    {"accept", "anthropic-beta", "anthropic-version", "content-length", "content-type", "openai-beta", "x-request-id"}
+    {
+        b"accept",
+        b"anthropic-beta",
+        b"anthropic-version",
+        b"content-type",
+        b"openai-beta",
+        b"traceparent",
+        b"tracestate",
+        b"x-request-id",
+    }
 )
 _TO_MASTER = frozenset(
     {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "openai-processing-ms",
-        "openai-version",
-        "retry-after",
+        b"cache-control",
+        b"content-disposition",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"openai-processing-ms",
+        b"openai-version",
+        b"retry-after",
     }
 )
+_MODEL = MODEL_HEADER.lower().encode()
+_GENERATION = GENERATION_HEADER.lower().encode()
+_ANSWER: Header = (ANSWER_HEADER.lower().encode(), b"engine")
+_FORWARD_BYTES = 64 * 1024
 
 
-class Departures:
-    """Looks a few times a second whether the master's side of any relayed request is gone.
+class Instances(Protocol):
+    """What the relay asks of the engines of this node."""
 
-    aiohttp tells a handler of a lost connection only when it next writes; an engine must not work on for nobody.
-    """
+    def view(self, instance_id: str) -> Any:
+        """The instance, with `model_id` and `generation`. Raises AgentError."""
 
-    def __init__(self) -> None:
-        self._watched: dict[object, tuple[web.Request, Callable[[], object]]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+    def target(self, instance_id: str) -> EngineTarget:
+        """Where its engine listens. Raises AgentError."""
 
-    @contextmanager
-    def watch(self, request: web.Request, on_gone: Callable[[], object]) -> Iterator[None]:
-        """Call `on_gone` once when the peer of `request` leaves before the block ends."""
-        mark = object()  # a request is a mapping, and mappings have no hash
-        self._watched[mark] = (request, on_gone)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
-        try:
-            yield
-        finally:
-            self._watched.pop(mark, None)
 
-    def _look(self) -> None:
-        for mark, (request, on_gone) in list(self._watched.items()):
-            if request.transport is None or request.transport.is_closing():
-                del self._watched[mark]
-                on_gone()
-        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look) if self._watched else None
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+def is_relayed(first: bytes) -> bool | None:
+    """Of the first bytes of a request: whether it is for the relay; None while they are too few to tell."""
+    for method in _METHODS:
+        if first.startswith(method):
+            target = first[len(method) :]
+            if not target.startswith(_PREFIX):
+                return None if _PREFIX.startswith(target) else False
+            rest, space, _ = target[len(_PREFIX) :].partition(b" ")
+            _, slash, action = rest.partition(b"/")
+            if action.startswith(b"relay/"):
+                return True
+            undecided = not space and len(rest) < _LONGEST_ID and (not slash or b"relay/".startswith(action))
+            return None if undecided else False
+        if method.startswith(first):
+            return None
+    return False
 
 
 class Engines:
-    """What relayed requests share: the client towards the engines and the watch over the master's connections."""
+    """Connections to the engines on this machine, kept for a few seconds between requests."""
 
-    def __init__(self) -> None:
-        self.departures = Departures()
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
-            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_SECONDS, sock_read=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        )
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
 
-    async def close(self) -> None:
-        """Close the connections to the engines."""
-        self.departures.close()
-        await self.session.close()
+    def take(self, target: EngineTarget) -> Connection | None:
+        """The freshest idle connection to the engine, None when there is none."""
+        idle = self._idle.get((target.host, target.port), [])
+        now = self._loop.time()
+        while idle:
+            connection = idle.pop()
+            if connection.alive and now - connection.idle_since < IDLE_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, target: EngineTarget) -> Connection:
+        """A new connection. Raises OSError or TimeoutError."""
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, connection = await self._loop.create_connection(lambda: Connection(self._loop), target.host, target.port)
+        return connection
+
+    def release(self, target: EngineTarget, connection: Connection) -> None:
+        """Keep a connection whose exchange is over, or close it."""
+        idle = self._idle.setdefault((target.host, target.port), [])
+        if not connection.reusable or len(idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.rest()
+        idle.append(connection)
+        if len(idle) == 1:
+            self._loop.call_later(IDLE_SECONDS, self._tend, (target.host, target.port))
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.abort()
+        self._idle.clear()
+
+    def _tend(self, place: tuple[str, int]) -> None:
+        now = self._loop.time()
+        kept = []
+        for connection in self._idle.get(place, ()):
+            if connection.alive and now - connection.idle_since < IDLE_SECONDS:
+                kept.append(connection)
+            else:
+                connection.abort()
+        if kept:
+            self._idle[place] = kept
+            self._loop.call_later(IDLE_SECONDS, self._tend, place)
+        else:
+            self._idle.pop(place, None)
 
 
-ENGINES: web.AppKey[Engines] = web.AppKey("engines", Engines)
+class Relay:
+    """Serves what is for engines on the agent's port; `protocol` is the factory for ``create_server``."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        admits: Callable[[asyncio.Transport], AgentError | None],
+        others: Callable[[], asyncio.Protocol],
+        *,
+        keep_alive_seconds: float,
+    ) -> None:
+        self._instances = instances
+        self._admits = admits
+        self._others = others
+        self._loop = asyncio.get_running_loop()
+        self.engines = Engines(self._loop)
+        self.service = Service(self._serve, keep_alive_seconds=keep_alive_seconds, refusal=_not_http)
+
+    def protocol(self) -> asyncio.Protocol:
+        """A connection, not yet known whose it is."""
+        return ServerConnection(self._loop, self.service, is_relayed, self._others)
+
+    async def drain(self, limit_seconds: float) -> None:
+        """Take no more requests, finish those at work within the limit, then cut the rest."""
+        for connection in list(self.service.own):
+            connection.shutdown()
+        if self.service.tasks:
+            await asyncio.wait(self.service.tasks, timeout=limit_seconds)
+        self.cut()
+        self.engines.close()
+
+    def cut(self) -> None:
+        """Close every connection of the relay at once."""
+        for connection in list(self.service.own):
+            connection.transport.abort()
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            await self._relay(exchange)
+        except AgentError as error:
+            _answer(exchange, error)
+        except (Left, asyncio.CancelledError):
+            exchange.cut()
+        except Exception:  # the task's edge
+            log.exception("a relayed request failed")
+            _answer(exchange, AgentError(AgentCode.INTERNAL, "the agent failed on this call; its log has the reason"))
+
+    async def _relay(self, exchange: Exchange) -> None:
+        refusal = self._admits(exchange.transport)
+        if refusal is not None:
+            raise refusal
+        instance_id, path = _place(exchange)
+        view = self._instances.view(instance_id)
+        model = generation = b""
+        for name, value in exchange.headers:
+            if name == _MODEL:
+                model = value
+            elif name == _GENERATION:
+                generation = value
+        if view.model_id.encode() != model or b"%d" % view.generation != generation:
+            raise AgentError(
+                AgentCode.GENERATION_MISMATCH,
+                f"This instance is {view.model_id} at generation {view.generation}, not what the request names.",
+                {"modelId": view.model_id, "generation": view.generation},
+            )
+        target = self._instances.target(instance_id)
+        connection = await self._ask(exchange, target, path)
+        task = asyncio.current_task()
+        try:
+            # The master is gone: the engine must not work on for nobody.
+            exchange.on_gone = task.cancel if task is not None else None
+            await _pass_back(exchange, connection)
+        finally:
+            exchange.on_gone = None
+            self.engines.release(target, connection)
+
+    async def _ask(self, exchange: Exchange, target: EngineTarget, path: str) -> Connection:
+        head, chunked = _head(exchange, target, path)
+        connection = self.engines.take(target)
+        task = asyncio.current_task()
+        exchange.on_gone = task.cancel if task is not None else None
+        try:
+            while True:
+                reused = connection is not None
+                if connection is None:
+                    connection = await self.engines.connect(target)
+                first = exchange.take()
+                began = self._loop.time()
+                try:
+                    connection.begin(head, first, more=not exchange.whole, chunked=chunked)
+                    sent_all = exchange.whole
+                    if not sent_all:
+                        await _send_rest(exchange, connection)
+                    elif chunked:
+                        connection.end()
+                    await connection.head(SILENCE_SECONDS)
+                    return connection
+                except Broken as error:
+                    # A kept connection that the engine closed meanwhile: the request never got there.
+                    fresh = self._loop.time() - began < STALE_WITHIN_SECONDS
+                    if not (reused and error.untouched and sent_all and fresh):
+                        raise
+                    exchange.feed(first) if first else None
+                    connection = None
+        except (OSError, TimeoutError, UpstreamError) as error:
+            if connection is not None:
+                connection.abort()
+            raise AgentError(
+                AgentCode.ENGINE_UNREACHABLE, f"The engine does not answer: {str(error) or type(error).__name__}"
+            ) from error
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
 
 
-async def engines(app: web.Application) -> AsyncIterator[None]:
-    """For ``app.cleanup_ctx``: what `relay` needs, for as long as the application serves."""
-    app[ENGINES] = Engines()
-    yield
-    await app[ENGINES].close()
+async def _send_rest(exchange: Exchange, connection: Connection) -> None:
+    while data := await exchange.read():
+        if not await connection.send(data):
+            return  # the engine has answered already: it wants no more
+    connection.end()
 
 
-async def relay(request: web.Request) -> web.StreamResponse:
-    """ANY ``/agent/v1/instances/{instance_id}/relay/{path}``. Raises AgentError; the engine's own errors pass through.
+async def _pass_back(exchange: Exchange, connection: Connection) -> None:
+    headers = [header for header in connection.headers if header[0] in _TO_MASTER]
+    headers.append(_ANSWER)
+    exchange.start(connection.status, headers)
+    try:
+        while True:
+            data = connection.take()
+            if not data:
+                if connection.done:
+                    break
+                exchange.flush()
+                data = await connection.read(SILENCE_SECONDS)
+                if not data:
+                    break
+            if connection.done:
+                # Its last bytes are here as well: one write for the end of the answer.
+                exchange.finish(data + connection.take())
+                return
+            await exchange.write(data)
+    except UpstreamError:
+        # Without the end of the body the master sees that bytes are missing.
+        exchange.cut()
+        return
+    exchange.finish()
 
-    Not fenced: the headers name model and generation, and 409 generation_mismatch answers when they are others.
-    """
-    path = _path(request)
-    instances = request.app[INSTANCES]
-    instance_id = request.match_info["instance_id"]
-    view = instances.view(instance_id)
-    if (view.model_id, str(view.generation)) != (
-        request.headers.get(MODEL_HEADER),
-        request.headers.get(GENERATION_HEADER),
-    ):
-        raise AgentError(
-            AgentCode.GENERATION_MISMATCH,
-            f"This instance is {view.model_id} at generation {view.generation}, not what the request names.",
-            {"modelId": view.model_id, "generation": view.generation},
-        )
-    target = instances.target(instance_id)
-    engines = request.app[ENGINES]
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("a handler runs in a task")
-    with engines.departures.watch(request, task.cancel):
-        return await _exchange(request, engines.session, target, path)
 
-
-def _path(request: web.Request) -> str:
-    path = request.match_info["path"]
-    parts = path.split("/")
-    if not (path.startswith(_PATHS) or path in _ALSO) or "" in parts or ".." in parts or "." in parts:
+def _place(exchange: Exchange) -> tuple[str, str]:
+    """The instance's id and the engine's path, from the request's target. Raises AgentError."""
+    target = exchange.target.partition(b"?")[0]
+    instance_id, _, rest = target[len(_PREFIX) :].decode("latin-1").partition("/")
+    path = rest.removeprefix("relay/")
+    plain = unquote(path)
+    parts = plain.split("/")
+    if not (plain.startswith(_PATHS) or plain in _ALSO) or "" in parts or ".." in parts or "." in parts:
         raise AgentError(AgentCode.NOT_FOUND, "The relay serves paths under v1/ of the engine, and its health.")
-    if request.method not in ("POST", "GET"):
+    if exchange.method not in ("POST", "GET"):
         raise AgentError(AgentCode.INVALID_REQUEST, "The relay passes GET and POST on.")
-    return path
+    return unquote(instance_id), path
 
 
-async def _exchange(
-    request: web.Request, session: aiohttp.ClientSession, target: EngineTarget, path: str
-) -> web.StreamResponse:
-    headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() in _TO_ENGINE)
+def _head(exchange: Exchange, target: EngineTarget, path: str) -> tuple[bytes, bool]:
+    """The head of the request to the engine, and whether its body goes in chunks."""
+    lines = [f"{exchange.method} /{path} HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n".encode("latin-1")]
+    length: bytes | None = None
+    for name, value in exchange.headers:
+        if name in _TO_ENGINE:
+            lines += (name, b": ", value, b"\r\n")
+        elif name == b"content-length":
+            length = value
+    chunked = exchange.has_body and length is None
+    if chunked:
+        lines.append(b"Transfer-Encoding: chunked\r\n")
+    elif length is not None:
+        lines += (b"Content-Length: ", length, b"\r\n")
     if target.api_key:
-        headers["Authorization"] = f"Bearer {target.api_key}"
-    url = URL.build(scheme="http", host=target.host, port=target.port, path=f"/{path}")
-    body = request.content.iter_any() if request.body_exists else None
-    try:
-        answer = await session.request(request.method, url, headers=headers, data=body, allow_redirects=False)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise AgentError(
-            AgentCode.ENGINE_UNREACHABLE, f"The engine does not answer: {str(error) or type(error).__name__}"
-        ) from error
-    async with answer:  # closes the connection unless the answer was read to its end
-        return await _pass_back(request, answer)
+        lines.append(f"Authorization: Bearer {target.api_key}\r\n".encode("latin-1"))
+    lines.append(b"\r\n")
+    return b"".join(lines), chunked
 
 
-async def _pass_back(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    response = web.StreamResponse(status=answer.status)
-    for name, value in answer.headers.items():
-        if name.lower() in _TO_MASTER:
-            response.headers.add(name, value)
-    response.headers[ANSWER_HEADER] = "engine"
-    if "Content-Length" not in response.headers and answer.status not in (204, 304):
-        response.enable_chunked_encoding()
-    try:
-        await response.prepare(request)
-        async for data in answer.content.iter_any():
-            await response.write(data)
-        await response.write_eof()
-    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, ConnectionError):
-        # Either side is gone. Without the end of the body the master sees that bytes are missing.
-        if request.transport is not None:
-            request.transport.abort()
-    return response
+def _answer(exchange: Exchange, error: AgentError) -> None:
+    body = json.dumps(error.to_refusal().to_wire()).encode()
+    head = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    exchange.start(error.http_status, head, close=not exchange.whole or error.code is AgentCode.NOT_APPROVED)
+    exchange.finish(body)
+
+
+def _not_http(words: str) -> tuple[list[Header], bytes]:
+    error = AgentError(AgentCode.INVALID_REQUEST, words)
+    return [(b"content-type", b"application/json")], json.dumps(error.to_refusal().to_wire()).encode()

@@ -21,12 +21,14 @@ from agent.running import Instances
 from agent.server.app import Parts, make_app
 from agent.server.events import Hub
 from agent.server.notify import Notifier
+from agent.server.relay import Relay
 from agent.server.seq import Sequence
 from agent.server.status import Probes, Reporter
 from agent.server.tls import Door
 from agent.state import exclusive
 from agent.telemetry.gpu import gpu_statuses
 from agent.telemetry.host import host_status
+from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceView
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ class Server:
         self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
         self._runner: web.AppRunner | None = None
+        self._relay: Relay | None = None
         self._listening: asyncio.Server | None = None
         self._loops: list[asyncio.Task[None]] = []
 
@@ -102,7 +105,8 @@ class Server:
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        return len(self._runner.server.connections) if self._runner and self._runner.server else 0
+        others = len(self._runner.server.connections) if self._runner and self._runner.server else 0
+        return others + (len(self._relay.service.own) if self._relay is not None else 0)
 
     async def start(self) -> None:
         """Adopt what still runs, then listen. CannotServe when the port cannot be had."""
@@ -134,6 +138,8 @@ class Server:
         if self._listening is not None:
             self._listening.close()
         self.hub.close()
+        if self._relay is not None:
+            await self._relay.drain(self._config.drain_seconds)
         if self._runner is not None:
             await self._runner.cleanup()
         await self._journal.close()
@@ -150,9 +156,10 @@ class Server:
         if runner.server is None:
             raise RuntimeError("the runner was not set up")
         config = self._config
+        self._relay = Relay(self._instances, self._turn_away, runner.server, keep_alive_seconds=KEEPALIVE_SECONDS)
         try:
             return await asyncio.get_running_loop().create_server(
-                runner.server,
+                self._relay.protocol,
                 config.bind,
                 config.port,
                 ssl=self.door.context,
@@ -163,6 +170,14 @@ class Server:
         except OSError as error:
             await runner.cleanup()
             raise CannotServe(_why_no_port(config, error)) from error
+
+    def _turn_away(self, transport: asyncio.BaseTransport) -> AgentError | None:
+        """Why a connection may not reach an engine; None when it may."""
+        if not self.door.knows(transport):
+            return AgentError(AgentCode.NOT_APPROVED, "this connection's key is not the master's any more")
+        if self._fence.held is None:
+            return AgentError(AgentCode.NOT_APPROVED, "no master has claimed this node yet; approve it first")
+        return None
 
     def _loop(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return asyncio.create_task(work, name=f"agent {name}")
@@ -209,6 +224,8 @@ class Server:
             for connection in self._runner.server.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
+        if self._relay is not None:
+            self._relay.cut()
         log.info("the identity was replaced; key fingerprint (SPKI SHA-256): %s", in_groups(fresh.spki))
         return True
 

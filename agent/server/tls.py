@@ -5,6 +5,7 @@ before it is swapped in whole. The front decides who may connect: a client certi
 one that the identity in use pins.
 """
 
+import asyncio
 import logging
 import os
 import ssl
@@ -109,9 +110,11 @@ class Door:
 
     def admits(self, request: web.Request) -> bool:
         """Whether the key behind this request's connection is pinned now: pins may have changed since the handshake."""
-        if request.transport is None:
-            return False
-        tls = request.transport.get_extra_info("ssl_object")
+        return request.transport is not None and self.knows(request.transport)
+
+    def knows(self, transport: asyncio.BaseTransport) -> bool:
+        """`admits`, for a connection."""
+        tls = transport.get_extra_info("ssl_object")
         if tls is None:
             return False
         # Reading a certificate costs more than a short request; the key of a connection never changes.

@@ -77,6 +77,11 @@ class Settings(BaseModel):
     engine_image: str = ""
     v1_max_body: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     v1_max_inflight: Annotated[int, Field(ge=1)] = 512
+    v1_door: Literal["fast", "asgi"] = "fast"
+    v1_sticky: Literal["none", "session", "prefix"] = "none"
+    v1_access_log: bool = True
+    maintenance_node_scoped: Literal["true", "false"] | None = None
+    recovery_mode: Literal["none", "fleet-restore"] = "none"
     fencing_takeover: bool = False
     fencing_takeover_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")] = ""
     operation_lease: Duration = timedelta(seconds=30)

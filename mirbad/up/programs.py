@@ -79,12 +79,14 @@ def _manage(layout: Layout, *arguments: str) -> tuple[str, ...]:
 def web(layout: Layout) -> tuple[str, ...]:
     """The command of the web process. Only a listed proxy's forwarding headers are believed."""
     settings = layout.settings
+    door = ("--http", "models_app.gateway.front:connection") if settings.v1_door == "fast" else ()
     proxies = ("--forwarded-allow-ips", ",".join(settings.trusted_proxies)) if settings.trusted_proxies else ()
     return (
         *(layout.python, "-m", "uvicorn", "mirbad.asgi:application"),
         *("--host", settings.bind, "--port", str(settings.port)),
         *("--lifespan", "on", "--timeout-graceful-shutdown", "5", "--no-access-log", "--no-server-header"),
         *("--ws", "websockets-sansio", "--log-level", settings.log_level),
+        *door,
         *(proxies or ("--no-proxy-headers",)),
     )
 

@@ -15,7 +15,7 @@ Header = tuple[bytes, bytes]
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Endpoints whose streams report usage only when ``stream_options`` asks for it."""
 
-RELAYED_PATHS = GENERATION_PATHS | frozenset(
+JSON_PATHS = GENERATION_PATHS | frozenset(
     {
         "/v1/audio/speech",
         "/v1/detokenize",
@@ -31,8 +31,16 @@ RELAYED_PATHS = GENERATION_PATHS | frozenset(
 )
 """Endpoints with a JSON body that go to an engine as they are."""
 
+FORM_PATHS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits"})
+"""Endpoints whose body is a form, with the model as one of its fields."""
+
+ENGINE_PATHS = {"/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize"}
+"""Endpoints that engines serve elsewhere than below ``/v1``."""
+
 MODELS_PATH = "/v1/models"
 
+_TRACE = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?")
+_TRACE_STATE_BYTES = 512
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _TO_NODE = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta"})
 _TO_CLIENT = frozenset(
@@ -87,7 +95,7 @@ def declared_length(headers: Iterable[Header]) -> int | None:
 
 def endpoint(method: str, path: str) -> Literal["models", "model", "relay"]:
     """What `path` is served by. Raises Refusal (404, 405)."""
-    if path in RELAYED_PATHS:
+    if path in JSON_PATHS or path in FORM_PATHS:
         if method != "POST":
             raise refusals.wrong_method(path, "POST")
         return "relay"
@@ -106,27 +114,27 @@ def find_model(table: Table, key: Key, name: str) -> Model:
     return model
 
 
-def choose(
-    table: Table, model: Model, in_flight: Callable[[str], int], tried: Collection[str] = ()
-) -> Route | refusals.Refusal:
-    """The ready route with the least in flight, else why there is none: windows, node states, then readiness."""
-    if (paused := table.paused.get(model.id)) is not None:
-        return paused
-    best: Route | None = None
-    for route in model.routes:
-        if (
-            route.state is RouteState.READY
-            and route.placement_id not in tried
-            and table.nodes.get(route.node_id) is NodeState.SERVING
-            and route.node_id in table.endpoints
-            and (best is None or in_flight(route.placement_id) < in_flight(best.placement_id))
-        ):
-            best = route
-    return best if best is not None else why_none(table, model)
+def usable(table: Table, model: Model, tried: Collection[str] = ()) -> list[Route]:
+    """The routes to which a request for `model` could be sent now, without those in `tried`."""
+    if model.id in table.paused:
+        return []
+    return [
+        route
+        for route in model.routes
+        if route.state is RouteState.READY
+        and route.placement_id not in tried
+        and table.nodes.get(route.node_id) is NodeState.SERVING
+        and route.node_id in table.endpoints
+    ]
 
 
 def why_none(table: Table, model: Model) -> refusals.Refusal:
-    """The refusal for a model without a usable route. A replica on a serving node speaks before one that is away."""
+    """The refusal for a model without a usable route: windows, then node states, then readiness.
+
+    A replica on a serving node speaks before one that is away.
+    """
+    if (paused := table.paused.get(model.id)) is not None:
+        return paused
     if not model.routes:
         return refusals.model_not_placed(model.id)
     away: refusals.Refusal | None = None
@@ -161,12 +169,7 @@ def is_coming(table: Table, model: Model) -> bool:
 
 def is_ready(table: Table, model: Model) -> bool:
     """Whether a request for `model` would be sent on now."""
-    return model.id not in table.paused and any(
-        route.state is RouteState.READY
-        and table.nodes.get(route.node_id) is NodeState.SERVING
-        and route.node_id in table.endpoints
-        for route in model.routes
-    )
+    return bool(usable(table, model))
 
 
 def request_id(headers: Iterable[Header]) -> bytes:
@@ -177,6 +180,25 @@ def request_id(headers: Iterable[Header]) -> bytes:
                 return value
             break
     return b"req-" + secrets.token_hex(12).encode()
+
+
+def trace(headers: Iterable[Header]) -> list[Header]:
+    """The client's W3C trace context as it is, a new one when it sent none that is valid.
+
+    Nothing here is a span of its own, so what the engine reports stands directly below the client's.
+    """
+    parent = state = b""
+    for name, value in headers:
+        if name == b"traceparent":
+            parent = value if not parent else b"two"
+        elif name == b"tracestate":
+            state = value if not state else state + b"," + value
+    if _TRACE.fullmatch(parent) is None or parent.startswith(b"ff"):
+        noise = secrets.token_hex(24).encode()
+        return [(b"traceparent", b"00-%b-%b-00" % (noise[:32], noise[32:]))]
+    if state and len(state) <= _TRACE_STATE_BYTES and state.isascii():
+        return [(b"traceparent", parent), (b"tracestate", state)]
+    return [(b"traceparent", parent)]
 
 
 def headers_to_node(headers: Iterable[Header]) -> list[Header]:

@@ -1,7 +1,7 @@
 """One request to one engine: choice of the replica, waiting for it, the connection, and what may be tried again."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,11 +16,7 @@ from agent.wire.base import (
 )
 from agent.wire.errors import AgentCode
 from agent.wire.errors import Refusal as AgentRefusal
-from models_app.gateway import core, refusals
-from models_app.gateway.metrics import Figures
-from models_app.gateway.pool import NodePool, Pools
-from models_app.gateway.table import Model, Route, Table
-from models_app.gateway.upstream import (
+from agent.wire.http1.client import (
     STALE_WITHIN_SECONDS,
     Broken,
     ConnectFailed,
@@ -28,6 +24,12 @@ from models_app.gateway.upstream import (
     TimedOut,
     UpstreamError,
 )
+from mirbad.kernel import clock
+from models_app.gateway import core, refusals
+from models_app.gateway.balance import Balance
+from models_app.gateway.metrics import Figures
+from models_app.gateway.pool import NodePool, Pools
+from models_app.gateway.table import Model, Route, Table
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +55,11 @@ class Tables(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """What a client wants of an engine. `waited_seconds` sums up the time spent waiting, not working."""
+    """What a client wants of an engine. `waited_seconds` sums up the time spent waiting, not working.
+
+    `more` gives what of the body follows `body`, b"" at its end; the whole has `length` bytes, None when that is not
+    known. `familiar` is what stickiness goes by.
+    """
 
     path: str
     name: str
@@ -63,6 +69,10 @@ class Call:
     waited_seconds: float = 0.0
     model_id: str = ""
     node_id: str = ""
+    more: Callable[[], Awaitable[bytes]] | None = None
+    length: int | None = None
+    familiar: bytes | None = None
+    begun: bool = False
 
 
 class _NotTaken(Exception):
@@ -84,8 +94,17 @@ class Answer:
     _route: Route
     _connection: Connection
     _pool: NodePool
-    _flight: dict[str, int]
+    _balance: Balance
     _closed: bool = field(default=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether the engine has said all; what `take` then gives is the last."""
+        return self._connection.done
+
+    def take(self) -> bytes:
+        """What is here now, without waiting."""
+        return self._connection.take()
 
     async def read(self) -> bytes:
         """The next bytes as they came, b"" at the end. Raises Refusal when the answer is cut short."""
@@ -96,6 +115,7 @@ class Answer:
         except TimedOut:
             raise refusals.upstream_timeout(self.model.id) from None
         except UpstreamError as error:
+            self._balance.failed(self._route.placement_id)
             log.warning("answer cut short", model=self.model.id, node=self._route.node_id, reason=str(error))
             raise refusals.upstream_failed(self.model.id) from None
         finally:
@@ -106,16 +126,8 @@ class Answer:
         if self._closed:
             return
         self._closed = True
-        _leave(self._flight, self._route.placement_id)
+        self._balance.leave(self._route.placement_id)
         self._pool.release(self._connection)
-
-
-def _leave(flight: dict[str, int], placement_id: str) -> None:
-    left = flight[placement_id] - 1
-    if left:
-        flight[placement_id] = left
-    else:
-        del flight[placement_id]
 
 
 class Exchanges:
@@ -125,12 +137,12 @@ class Exchanges:
         self._tables = tables
         self._pools = pools
         self._figures = figures
-        self._flight: dict[str, int] = {}
+        self.balance = Balance(clock.monotonic)
 
     @property
     def flight(self) -> Mapping[str, int]:
         """Exchanges under way by placement."""
-        return self._flight
+        return self.balance.flight
 
     async def open(self, call: Call, model: Model) -> Answer:
         """Send `call` to a replica of `model` and wait for the answer's head. Raises Refusal."""
@@ -140,19 +152,20 @@ class Exchanges:
         while True:
             table = self._tables.table
             model = table.models.get(call.name, model)
-            route = core.choose(table, model, self._count, tried)
-            if isinstance(route, refusals.Refusal):
+            routes = core.usable(table, model, tried)
+            if not routes:
                 if refusal is None and await self._waited(call, model, table):
                     continue
-                raise refusal or route
+                raise refusal or core.why_none(table, model)
+            route = self.balance.pick(routes, call.familiar)
             try:
                 return await self._send(call, model, route, table)
             except _NotTaken as error:
+                if call.more is not None and call.begun:
+                    raise error.refusal from None
                 refusal = error.refusal
                 tried.add(route.placement_id)
-
-    def _count(self, placement_id: str) -> int:
-        return self._flight.get(placement_id, 0)
+                self._figures.retries[route.node_id] += 1
 
     async def _waited(self, call: Call, model: Model, table: Table) -> bool:
         """Wait until `model` is no longer on its way, as long as it allows. Whether to look again."""
@@ -177,29 +190,39 @@ class Exchanges:
     async def _send(self, call: Call, model: Model, route: Route, table: Table) -> Answer:
         call.node_id = route.node_id
         pool = self._pools.of(table.endpoints[route.node_id])
-        self._flight[route.placement_id] = self._count(route.placement_id) + 1
+        balance, placement = self.balance, route.placement_id
+        balance.enter(placement)
         connection: Connection | None = None
         try:
             connection = await self._ask(pool, call, model, route)
-            answer = Answer(connection.status, connection.headers, model, call, route, connection, pool, self._flight)
             if _ANSWER not in connection.headers:
                 raise await self._refused(connection, model, route)
-        except ConnectFailed as error:
-            _leave(self._flight, route.placement_id)
-            log.warning("node not reached", node=route.node_id, model=model.id, reason=str(error))
-            raise _NotTaken(refusals.node_offline(model.id, route.node_id)) from None
-        except UpstreamError as error:
-            _leave(self._flight, route.placement_id)
-            if isinstance(error, TimedOut):
-                raise refusals.upstream_timeout(model.id) from None
-            log.warning("no answer", node=route.node_id, model=model.id, reason=str(error))
-            raise refusals.upstream_failed(model.id) from None
+        except (_NotTaken, UpstreamError) as error:
+            balance.failed(placement)
+            balance.leave(placement)
+            raise self._meaning(error, call, model, route) from None
         except BaseException:
-            _leave(self._flight, route.placement_id)
+            balance.leave(placement)
             if connection is not None:
                 connection.abort()
             raise
-        return answer
+        balance.succeeded(placement)
+        return Answer(connection.status, connection.headers, model, call, route, connection, pool, balance)
+
+    def _meaning(self, error: Exception, call: Call, model: Model, route: Route) -> Exception:
+        """What a failure means: another replica may be asked, or the client is told."""
+        self._figures.node_failures[route.node_id] += 1
+        if isinstance(error, _NotTaken):
+            return error
+        log.warning("no answer", node=route.node_id, model=model.id, reason=str(error))
+        if isinstance(error, ConnectFailed):
+            return _NotTaken(refusals.node_offline(model.id, route.node_id))
+        if isinstance(error, TimedOut):
+            return refusals.upstream_timeout(model.id)
+        failed = refusals.upstream_failed(model.id)
+        # Not one byte of an answer came: to ask again costs work, but no client sees two answers.
+        again = isinstance(error, Broken) and error.untouched and call.more is None
+        return _NotTaken(failed) if again else failed
 
     async def _ask(self, pool: NodePool, call: Call, model: Model, route: Route) -> Connection:
         loop = asyncio.get_running_loop()
@@ -208,20 +231,22 @@ class Exchanges:
         reused = connection is not None
         while True:
             began = loop.time()
-            if connection is None:
-                connection = await pool.connect()
             try:
-                connection.begin(head, call.body)
+                if connection is None:
+                    connection = await pool.connect()
+                await _transmit(connection, head, call)
                 await connection.head(model.first_byte_seconds)
                 return connection
             except Broken as error:
                 # A kept connection that the agent closed meanwhile: the request never got there.
-                if not reused or not error.untouched or loop.time() - began > STALE_WITHIN_SECONDS:
+                stale = reused and error.untouched and loop.time() - began <= STALE_WITHIN_SECONDS
+                if not stale or call.more is not None:
                     raise
                 self._figures.retries[route.node_id] += 1
                 connection, reused = None, False
             except BaseException:
-                connection.abort()
+                if connection is not None:
+                    connection.abort()
                 raise
             finally:
                 call.waited_seconds += loop.time() - began
@@ -243,13 +268,33 @@ class Exchanges:
             return _NotTaken(refusals.model_not_ready(model.id))
         if said.code is AgentCode.NOT_APPROVED:
             return _NotTaken(refusals.node_pending_takeover(model.id, route.node_id))
+        if said.code is AgentCode.ENGINE_UNREACHABLE:
+            return _NotTaken(refusals.upstream_failed(model.id))
         return refusals.upstream_failed(model.id)
 
 
+async def _transmit(connection: Connection, head: bytes, call: Call) -> None:
+    if call.more is None:
+        connection.begin(head, call.body)
+        return
+    call.begun = True  # what is read of the client now cannot be read again
+    connection.begin(head, call.body, more=True, chunked=call.length is None)
+    while data := await call.more():
+        if not await connection.send(data):
+            return  # the engine has answered already: it wants no more
+    connection.end()
+
+
 def _head(host: str, call: Call, route: Route) -> bytes:
-    path = f"{API_PREFIX}/instances/{route.placement_id}/relay{call.path}"
+    engine_path = core.ENGINE_PATHS.get(call.path, call.path)
+    if call.more is None:
+        framing = f"Content-Length: {len(call.body)}"
+    elif call.length is not None:
+        framing = f"Content-Length: {call.length}"
+    else:
+        framing = "Transfer-Encoding: chunked"
     lines = [
-        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(call.body)}\r\n"
+        f"POST {API_PREFIX}/instances/{route.placement_id}/relay{engine_path} HTTP/1.1\r\nHost: {host}\r\n{framing}\r\n"
         f"{MODEL_HEADER}: {route.model_id}\r\n{GENERATION_HEADER}: {route.generation}\r\nX-Request-Id: ".encode(),
         call.request_id,
         b"\r\n",

@@ -7,9 +7,11 @@ from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError, Unavailable
 from models_app.gateway import body as bodies
 from models_app.gateway import core, usage
-from models_app.gateway.door import Gateway
+from models_app.gateway.access import AccessLog
+from models_app.gateway.door import Gateway, Options
 from models_app.gateway.exchange import Answer, Call
 from models_app.gateway.refusals import Refusal, unknown_model
+from models_app.usage import PAGES_KEY
 
 CHAT_PATH = "/v1/chat/completions"
 
@@ -32,7 +34,9 @@ def make() -> Gateway:
     global _running  # noqa: PLW0603  one gateway a process; pages find it here
     if _running is None:
         read = settings()
-        _running = Gateway(max_body_bytes=read.v1_max_body, max_in_flight=read.v1_max_inflight)
+        folder = read.logs_dir
+        access = AccessLog(folder / "v1-access.log") if read.v1_access_log and folder.is_dir() else None
+        _running = Gateway(Options(read.v1_max_body, read.v1_max_inflight, read.v1_sticky), access=access)
     return _running
 
 
@@ -55,7 +59,8 @@ async def open_stream(body: bytes, *, model: str) -> AsyncIterator[bytes]:
         found = table.models.get(model)
         if found is None or peek.model != model:
             raise unknown_model(model)
-        call = Call(CHAT_PATH, model, body, [(b"content-type", b"application/json")], core.request_id(()))
+        headers = [(b"content-type", b"application/json"), *core.trace(())]
+        call = Call(CHAT_PATH, model, body, headers, core.request_id(()))
         answer = await gateway.exchanges.open(call, found)
         if answer.status >= 400:
             raise await _engine_error(answer)
@@ -76,16 +81,20 @@ async def _engine_error(answer: Answer) -> Refusal:
 
 async def _bytes(gateway: Gateway, answer: Answer) -> AsyncIterator[bytes]:
     reader = usage.EventReader(withhold=False)
+    failed = False
     gateway.figures.in_flight[answer.model.id] += 1
     try:
         while data := await answer.read():
             yield reader.feed(data)
         reader.finish()
     except Refusal as refusal:
+        failed = True
         yield refusal.event()
     finally:
         gateway.figures.in_flight[answer.model.id] -= 1
         answer.close()
+        failed = failed or reader.failed
+        gateway.recorder.count(PAGES_KEY, answer.model.id, failed=failed, usage=reader.usage)
         if reader.usage is not None:
             gateway.figures.tokens[answer.model.id, "prompt"] += reader.usage.prompt or 0
             gateway.figures.tokens[answer.model.id, "completion"] += reader.usage.completion or 0

@@ -1,15 +1,18 @@
 """Keeps the routing table fresh: asks the database in a thread of its own, swaps the result in by reference."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
 import structlog
-from django.db import connections
+from django.db import connections, transaction
 
 from mirbad.kernel import clock
-from models_app import routing
+from models_app import routing, usage, windows
+from models_app.gateway import refusals
 from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
 from models_app.models import ApiKey, ModelDefinition, Placement
 from models_app.states import READY, RUNNING, STARTING, STOPPED, UNKNOWN
@@ -21,7 +24,6 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.5
 REBUILD_SECONDS = 1.5
-USED_SECONDS = 30.0
 
 _NODE_STATES = {
     ONLINE: NodeState.SERVING,
@@ -33,7 +35,10 @@ _COMING = frozenset({STARTING, STOPPED, UNKNOWN})
 
 def build() -> Table:
     """Read the whole table, in a number of queries that does not grow with the rows."""
+    if windows.is_recovering():
+        return Table(version=routing.version(), closed=refusals.restoring())
     version = routing.version()  # first: a write between this and the last query is seen at the next look
+    pause = Pause(clock.now())
     routes: dict[str, list[Route]] = {}
     for placement in Placement.objects.order_by("created_at", "id").only(
         "id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed"
@@ -44,11 +49,13 @@ def build() -> Table:
         "id",
         "served_names",
         "created_at",
+        "keep_serving",
         "first_byte_timeout_seconds",
         "idle_timeout_seconds",
         "wait_when_starting_seconds",
     ):
-        model = _model(definition, tuple(routes.get(definition.id, ())))
+        left = pause.apply(definition, routes.get(definition.id, []))
+        model = _model(definition, tuple(left))
         models.update(dict.fromkeys(model.names, model))
     nodes = dict(Node.objects.filter(lifecycle=APPROVED).values_list("id", "reachability"))
     return Table(
@@ -57,19 +64,54 @@ def build() -> Table:
         models=models,
         nodes={node_id: _NODE_STATES.get(seen, NodeState.OFFLINE) for node_id, seen in nodes.items()},
         endpoints={node_id: end for node_id, end in transport.endpoints().items() if node_id in nodes},
+        closed=pause.closed,
+        paused=pause.models,
     )
 
 
+class Pause:
+    """What open windows keep from being used, as they are now."""
+
+    def __init__(self, now: datetime) -> None:
+        self.closed: refusals.Refusal | None = None
+        self.models: dict[str, refusals.Refusal] = {}
+        self._nodes: dict[str, refusals.Refusal] = {}
+        self._tested: dict[str, refusals.Refusal] = {}
+        for window in windows.open_windows():
+            refusal = refusals.maintenance(windows.words(window, now), windows.retry_seconds(window, now))
+            if not window.node_id_text:
+                self.closed = self.closed or refusal
+            else:
+                self._nodes[window.node_id_text] = refusal
+                self._tested[window.model_id_text] = refusal
+
+    def apply(self, model: ModelDefinition, routes: list[Route]) -> list[Route]:
+        """The routes of `model` that stay in use; `models` names it when none does."""
+        if model.id in self._tested:
+            self.models[model.id] = self._tested[model.id]
+            return routes
+        if model.keep_serving or not self._nodes:
+            return routes
+        left = [route for route in routes if route.node_id not in self._nodes]
+        if routes and not left:
+            self.models[model.id] = self._nodes[routes[0].node_id]
+            return routes
+        return left
+
+
 class Database:
-    """The source of the table in production: the rows of this master. Both methods block."""
+    """The source of the table and the sink of sums in production: the rows of this master. All methods block."""
 
     def read(self, known: int | None) -> Table | None:
         """The table, or None when its version is still the `known` one."""
         return None if known is not None and routing.version() == known else build()
 
-    def write_used(self, key_ids: set[int]) -> None:
-        """Note that keys were used just now."""
-        ApiKey.objects.filter(id__in=key_ids).update(last_used_at=clock.now())
+    def write(self, used: set[int], sums: Mapping[usage.Place, usage.Sums]) -> None:
+        """Note which keys were used, and add the sums."""
+        with transaction.atomic():
+            usage.add(sums)
+            if used:
+                usage.used(used)
 
     def close(self) -> None:
         """Give back this thread's connection."""
@@ -77,11 +119,22 @@ class Database:
 
 
 def _keys() -> dict[str, Key]:
-    rows = ApiKey.objects.filter(revoked_at=None).values_list("digest", "id", "name", "allowed_models", "expires_at")
-    return {
-        digest: Key(key_id, name, frozenset(allowed) if allowed else None, expires_at)
-        for digest, key_id, name, allowed, expires_at in rows
-    }
+    found: dict[str, Key] = {}
+    for row in ApiKey.objects.filter(revoked_at=None):
+        key = Key(
+            row.pk,
+            row.name,
+            frozenset(row.allowed_models) if row.allowed_models else None,
+            row.expires_at,
+            row.requests_per_minute,
+            row.tokens_per_minute,
+            row.max_parallel,
+        )
+        found[row.digest] = key
+        if row.previous_digest and row.previous_until is not None:
+            ends = (end for end in (row.expires_at, row.previous_until) if end is not None)
+            found[row.previous_digest] = replace(key, expires_at=min(ends))
+    return found
 
 
 def _model(definition: ModelDefinition, routes: tuple[Route, ...]) -> Model:
@@ -116,9 +169,6 @@ class Source(Protocol):
     def read(self, known: int | None) -> Table | None:
         """The table, or None when its version is still the `known` one."""
 
-    def write_used(self, key_ids: set[int]) -> None:
-        """Note that keys were used just now."""
-
     def close(self) -> None:
         """Give back what the calling thread holds."""
 
@@ -134,8 +184,6 @@ class Loader:
         self._source = source
         self._table = Table()
         self._built_at = 0.0
-        self._used: set[int] = set()
-        self._used_written_at = clock.monotonic()
         self._failing = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="routing")
         self._task: asyncio.Task[None] | None = None
@@ -156,33 +204,25 @@ class Loader:
         self._built_at = 0.0
         self._wake.set()
 
-    def used(self, key_id: int) -> None:
-        """Note that a key was used; written for many at once, every half minute."""
-        self._used.add(key_id)
-
     async def start(self) -> None:
         """Read the first table (or log why not), then go on in the background."""
         await self.step()
         self._task = asyncio.create_task(self._run(), name="routing table")
 
     async def stop(self) -> None:
-        """End; what keys were used is written first."""
+        """End."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._last_work, self._used)
+        await loop.run_in_executor(self._thread, self._source.close)
         self._thread.shutdown(wait=False)
 
     async def step(self) -> bool:
         """One look at the database; whether a new table was swapped in."""
         loop = asyncio.get_running_loop()
-        used: set[int] = set()
-        if self._used and clock.monotonic() - self._used_written_at >= USED_SECONDS:
-            used, self._used = self._used, used
-            self._used_written_at = clock.monotonic()
         try:
-            table = await loop.run_in_executor(self._thread, self._work, used)
+            table = await loop.run_in_executor(self._thread, self._work)
         except Exception:
             if not self._failing:
                 log.exception("the routing table cannot be read; the last one stays in use")
@@ -211,20 +251,10 @@ class Loader:
                 pass
             await self.step()
 
-    def _work(self, used: set[int]) -> Table | None:
+    def _work(self) -> Table | None:
         try:
-            if used:
-                self._source.write_used(used)
             fresh = clock.monotonic() - self._built_at < REBUILD_SECONDS
             return self._source.read(self._table.version if fresh else None)
         except BaseException:
             self._source.close()  # a connection that broke is not used again
             raise
-
-    def _last_work(self, used: set[int]) -> None:
-        try:
-            if used:
-                self._source.write_used(used)
-        except Exception:
-            log.exception("the last use of keys could not be written")
-        self._source.close()

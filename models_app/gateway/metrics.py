@@ -2,11 +2,14 @@
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from models_app.gateway.balance import Balance
+from models_app.gateway.table import NodeState, Table
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OWN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -50,12 +53,35 @@ class Figures:
         self.disconnects: dict[str, int] = defaultdict(int)
         self.broken: dict[tuple[str, str], int] = defaultdict(int)
         self.retries: dict[str, int] = defaultdict(int)
+        self.node_failures: dict[str, int] = defaultdict(int)
         self.in_flight: dict[str, int] = defaultdict(int)
         self.waiting: dict[str, int] = defaultdict(int)
         self.duration = Distribution(_SECONDS)
         self.first_byte = Distribution(_SECONDS)
         self.overhead = Distribution(_OWN_SECONDS)
         self.connections: Mapping[str, tuple[int, int]] = {}
+        self.nodes: Mapping[str, NodeState] = {}
+        self.ejected: Mapping[str, int] = {}
+        self.flight: Callable[[], Mapping[str, int]] = dict
+
+    def follow(self, table: Table, connections: Mapping[str, tuple[int, int]], balance: Balance) -> None:
+        """Take over what a new table says; called each time one is swapped in."""
+        placed = {route.placement_id: route.node_id for model in table.models.values() for route in model.routes}
+        ejected = dict.fromkeys(table.nodes, 0)
+        for placement_id in balance.ejected:
+            if (node_id := placed.get(placement_id)) in ejected:
+                ejected[node_id] += 1
+        self.connections, self.nodes, self.ejected = connections, table.nodes, ejected
+
+        def flight() -> Mapping[str, int]:
+            found = dict.fromkeys(table.nodes, 0)
+            for placement_id, count in list(balance.flight.items()):
+                node_id = placed.get(placement_id)
+                if node_id in found:
+                    found[node_id] += count
+            return found
+
+        self.flight = flight
 
 
 def _counter(
@@ -82,7 +108,7 @@ class _Collector(Collector):
         yield _counter(prefix + "tokens", "Tokens that engines reported.", ["model", "kind"], f.tokens)
         yield _counter(prefix + "disconnects", "Clients that left before the end.", ["model"], f.disconnects)
         yield _counter(prefix + "broken_answers", "Answers cut short after their head.", ["model", "reason"], f.broken)
-        yield _counter(prefix + "retries", "Requests sent again on a fresh connection.", ["node"], f.retries)
+        yield _counter(prefix + "retries", "Requests sent again, there or to another node.", ["node"], f.retries)
         for name, words, values in (
             ("in_flight", "Requests being worked on.", f.in_flight),
             ("waiting", "Requests that wait for a model to start.", f.waiting),
@@ -91,16 +117,35 @@ class _Collector(Collector):
             for label, value in list(values.items()):
                 gauge.add_metric([label], value)
             yield gauge
-        connections = GaugeMetricFamily(prefix + "connections", "Connections to agents.", labels=["node", "state"])
-        for node, (opened, idle) in list(f.connections.items()):
-            connections.add_metric([node, "idle"], idle)
-            connections.add_metric([node, "busy"], opened - idle)
-        yield connections
+        yield from self._nodes()
         yield f.duration.family(prefix + "duration_seconds", "From the request's head to the answer's end.")
         yield f.first_byte.family(prefix + "first_byte_seconds", "From the request's head to the answer's first byte.")
         yield f.overhead.family(
             prefix + "overhead_seconds", "Time spent here: the whole less the waiting for engine and client."
         )
+
+    def _nodes(self) -> Iterator[Metric]:
+        f = self._figures
+        prefix = "mirbad_node_"
+        state = GaugeMetricFamily(prefix + "state", "1 for the state that a node is in.", labels=["node", "state"])
+        for node, found in list(f.nodes.items()):
+            for one in NodeState:
+                state.add_metric([node, one.value], float(found is one))
+        yield state
+        connections = GaugeMetricFamily(prefix + "connections", "Connections to agents.", labels=["node", "state"])
+        for node, (opened, idle) in list(f.connections.items()):
+            connections.add_metric([node, "idle"], idle)
+            connections.add_metric([node, "busy"], opened - idle)
+        yield connections
+        for name, words, values in (
+            ("in_flight", "Requests that the node works on.", f.flight()),
+            ("ejected", "Replicas of the node that get no requests but probes.", f.ejected),
+        ):
+            gauge = GaugeMetricFamily(prefix + name, words, labels=["node"])
+            for node, value in list(values.items()):
+                gauge.add_metric([node], value)
+            yield gauge
+        yield _counter(prefix + "failures", "Requests not answered as they should be.", ["node"], f.node_failures)
 
 
 FIGURES = Figures()

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import structlog
 
+from agent.wire.http1.client import ConnectFailed, Connection
 from models_app.gateway.table import NodeState, Reachable, Table
-from models_app.gateway.upstream import ConnectFailed, Connection
 from nodes.addresses import BadAddress, check
 
 log = structlog.get_logger(__name__)

@@ -89,6 +89,12 @@ def too_slow() -> Refusal:
     return Refusal(408, "request_timeout", "The request body did not arrive in time. Send it again.")
 
 
+def over_limit(what: str, limit: int, retry_after: int) -> Refusal:
+    """429: the key has used up one of its limits; `what` names it."""
+    message = f"This API key may use {limit} {what}. Try again in {retry_after} s."
+    return Refusal(429, "rate_limit_exceeded", message, retry_after=retry_after)
+
+
 def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> Refusal:
     """400: the body cannot be used as it is."""
     return Refusal(400, code, message, param=param)
@@ -113,6 +119,11 @@ def maintenance(message: str, estimate_seconds: float) -> Refusal:
     """503: a window keeps the model, or everything, from being used; `message` says for what and until when."""
     retry_after = max(MAINTENANCE_RETRY_SECONDS, math.ceil(estimate_seconds))
     return Refusal(503, "maintenance", message, retry_after=retry_after)
+
+
+def restoring() -> Refusal:
+    """503: this master waits for a backup, and knows no models."""
+    return maintenance("Mirbad is restoring a backup; the API is paused until that is done.", 0)
 
 
 def node_offline(model: str, node: str) -> Refusal:

@@ -60,12 +60,18 @@ class RouteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that is not revoked. `allowed` None means every model; it holds model ids and served names."""
+    """A key that is not revoked. `allowed` None means every model; it holds model ids and served names.
+
+    The limits hold in each process; None is no limit.
+    """
 
     id: int
     name: str
     allowed: frozenset[str] | None
     expires_at: datetime | None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_parallel: int | None = None
 
     def may_use(self, model: "Model", name: str) -> bool:
         """Whether the key is good for `model`, asked for as `name`."""

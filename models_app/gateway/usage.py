@@ -11,6 +11,7 @@ WHOLE_PARSE_BYTES = 1024 * 1024
 TAIL_BYTES = 16 * 1024
 
 _MARK = b'"usage"'
+_ERROR_MARK = b'"error"'
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -35,6 +36,10 @@ class Reader(Protocol):
     @property
     def usage(self) -> Usage | None:
         """What was reported, as far as is known."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine told of its own failure inside an answer that began well."""
 
 
 def _count(value: Any) -> int | None:
@@ -99,6 +104,7 @@ class EventReader:
         self._held = b""
         self._skipping = False
         self._usage: Usage | None = None
+        self.failed = False
 
     @property
     def usage(self) -> Usage | None:
@@ -107,7 +113,13 @@ class EventReader:
 
     def feed(self, data: bytes) -> bytes:
         """What goes to the client now."""
-        if not self._held and not self._skipping and _MARK not in data and data.endswith(b"\n\n"):
+        if (
+            not self._held
+            and not self._skipping
+            and _MARK not in data
+            and _ERROR_MARK not in data
+            and data.endswith(b"\n\n")
+        ):
             return data  # whole events, none with usage: nearly every call
         passed = self._read(data)
         return passed if self._withhold else data
@@ -141,6 +153,9 @@ class EventReader:
         return b"".join(out)
 
     def _is_usage_only(self, event: bytes) -> bool:
+        if _ERROR_MARK in event and not self.failed:
+            answer = _json(_data(event))
+            self.failed = isinstance(answer, dict) and bool(answer.get("error"))
         if _MARK not in event:
             return False
         answer = _json(_data(event))
@@ -159,6 +174,7 @@ class JsonReader:
         self._size = 0
         self._large = False
         self._usage: Usage | None = None
+        self.failed = False
 
     @property
     def usage(self) -> Usage | None:
@@ -195,6 +211,7 @@ class NoReader:
     """An answer without usage (sound, images, errors): bytes pass."""
 
     usage: Usage | None = None
+    failed = False
 
     def feed(self, data: bytes) -> bytes:
         """`data`, as it came."""

@@ -5,5 +5,16 @@ from models_app.models.hold import Hold
 from models_app.models.key import ApiKey
 from models_app.models.placement import Placement
 from models_app.models.routing import RoutingVersion
+from models_app.models.usage import UsageDay
+from models_app.models.window import MaintenanceWindow
 
-__all__ = ["ApiKey", "Hold", "ModelDefinition", "ModelSource", "Placement", "RoutingVersion"]
+__all__ = [
+    "ApiKey",
+    "Hold",
+    "MaintenanceWindow",
+    "ModelDefinition",
+    "ModelSource",
+    "Placement",
+    "RoutingVersion",
+    "UsageDay",
+]

@@ -4,7 +4,10 @@ from django.db import models
 
 
 class ApiKey(models.Model):
-    """A key ``ssk_…``; only its SHA-256 is kept. `allowed_models` empty means all."""
+    """A key ``ssk_…``; only its SHA-256 is kept. `allowed_models` empty means all, a limit of None is none.
+
+    After a rotation the secret before it (`previous_digest`) may stay good until `previous_until`.
+    """
 
     name = models.CharField(max_length=100)
     prefix = models.CharField(max_length=12)
@@ -15,6 +18,12 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
+    requests_per_minute = models.PositiveIntegerField(null=True, blank=True)
+    tokens_per_minute = models.PositiveIntegerField(null=True, blank=True)
+    max_parallel = models.PositiveIntegerField(null=True, blank=True)
+    rotated_at = models.DateTimeField(null=True, blank=True)
+    previous_digest = models.CharField(max_length=64, blank=True, default="", db_index=True)
+    previous_until = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ("-created_at",)

@@ -19,15 +19,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from agent.errors import AgentError
 from agent.running import EngineTarget
 from agent.server.guard import refusal
-from agent.server.keys import INSTANCES
-from agent.server.relay import engines, relay
+from agent.server.relay import Relay
 from agent.wire.base import API_PREFIX, node_server_name
 from agent.wire.errors import AgentCode
 from agent.wire.tls import spki_sha256
 from models_app import keys
-from models_app.gateway.door import Gateway
+from models_app.gateway.access import AccessLog
+from models_app.gateway.door import Gateway, Options
+from models_app.gateway.front import Front
 from models_app.gateway.metrics import Figures
 from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+from models_app.usage import Sums
 from nodes.link.transport import Endpoint, client_context
 from nodes.pki import certs
 from nodes.pki.tls import TlsIdentity, server_context
@@ -92,6 +94,10 @@ async def _refusals(request: web.Request, handler: Any) -> web.StreamResponse:
         return refusal(error)
 
 
+async def _info(request: web.Request) -> web.Response:
+    return web.json_response({"info": True})
+
+
 class Node:
     """The agent's side: the relay behind mutual TLS, and the engine behind the relay."""
 
@@ -106,19 +112,18 @@ class Node:
     async def start(self) -> None:
         await self.engine.start()
         app = web.Application(middlewares=[_refusals])
-        app[INSTANCES] = self.instances  # type: ignore[misc]
-        app.cleanup_ctx.append(engines)
-        app.router.add_route("*", f"{API_PREFIX}/instances/{{instance_id}}/relay/{{path:.*}}", relay)
+        app.router.add_get(f"{API_PREFIX}/info", _info)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         assert self._runner.server is not None
+        self.relay = Relay(self.instances, lambda _: None, self._runner.server, keep_alive_seconds=600)
         await self.listen()
 
     async def listen(self) -> None:
         assert self._runner is not None
         assert self._runner.server is not None
         self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server, "127.0.0.1", self.port, ssl=self.trust.server, ssl_handshake_timeout=3
+            self.relay.protocol, "127.0.0.1", self.port, ssl=self.trust.server, ssl_handshake_timeout=3
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -129,15 +134,14 @@ class Node:
         assert self._runner.server is not None
         self._server.close()
         for _ in range(20):  # a connection may be in its handshake now and stand in a moment
-            for connection in list(self._runner.server.connections):
-                if connection.transport is not None:
-                    connection.transport.abort()
+            self.relay.cut()
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
         assert self._server is not None
         assert self._runner is not None
         self._server.close()
+        await self.relay.drain(0.2)
         await self._runner.cleanup()
         await self.engine.stop()
 
@@ -151,13 +155,14 @@ def model(state: RouteState = RouteState.READY, **changes: Any) -> Model:
 class Fleet:
     """One node and one gateway in a thread of their own; tests talk to `port` and decide the table."""
 
-    def __init__(self, *, max_body_bytes: int = 1024 * 1024, max_in_flight: int = 32) -> None:
+    def __init__(self, *, max_body_bytes: int = 1024 * 1024, max_in_flight: int = 32, door: str = "fast") -> None:
         self.grace_seconds = 1
+        self.door = door
         self.trust = Trust()
         self.node = Node(self.trust)
         self.figures = Figures()
         self.loop = uvloop.new_event_loop()
-        self.limits = {"max_body_bytes": max_body_bytes, "max_in_flight": max_in_flight}
+        self.options = Options(max_body_bytes, max_in_flight)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._ready = threading.Event()
         self._server: uvicorn.Server | None = None
@@ -165,6 +170,8 @@ class Fleet:
         self.port = 0
         self._table = Table()
         self.used: set[int] = set()
+        self.sums: dict[Any, Any] = {}
+        self.access: AccessLog | None = None
 
     @property
     def engine(self) -> Engine:
@@ -236,7 +243,8 @@ class Fleet:
 
     async def _main(self) -> None:
         await self.node.start()
-        self.gateway = Gateway(figures=self.figures, source=self, **self.limits)
+        self.gateway = Gateway(self.options, figures=self.figures, source=self, sink=self, access=self.access)
+        front = {"http": Front(self.gateway.serve)} if self.door == "fast" else {"http": "httptools"}
         config = uvicorn.Config(
             self._app,
             log_config=None,
@@ -245,6 +253,7 @@ class Fleet:
             lifespan="on",
             timeout_graceful_shutdown=self.grace_seconds,
             interface="asgi3",
+            **front,
         )
         self._server = uvicorn.Server(config)
         listening = socket.socket()
@@ -258,8 +267,12 @@ class Fleet:
     def read(self, known: int | None) -> Table | None:
         return None if known == self._table.version else self._table
 
-    def write_used(self, key_ids: set[int]) -> None:
-        self.used |= key_ids
+    def write(self, used: set[int], sums: dict[Any, Any]) -> None:
+        self.used |= used
+        for place, more in sums.items():
+            kept = self.sums.setdefault(place, Sums())
+            for name in ("requests", "failed", "unreported", "prompt_tokens", "completion_tokens"):
+                setattr(kept, name, getattr(kept, name) + getattr(more, name))
 
     def close(self) -> None:
         pass

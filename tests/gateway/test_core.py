@@ -148,7 +148,7 @@ UP = NodeState.SERVING
 )
 def test_node_states_are_told_before_readiness_and_each_503_says_when_to_come_back(routes, nodes, code):
     m = model(*routes)
-    refusal = core.choose(table(m, **nodes), m, lambda _: 0)
+    refusal = core.why_none(table(m, **nodes), m)
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (503, code)
     assert int(dict(refusal.headers())[b"retry-after"]) >= 1
@@ -159,7 +159,8 @@ def test_a_paused_model_is_in_maintenance_before_its_node_is_looked_at():
     m = model(route(state=RouteState.COMING))
     window = refusals.maintenance("Benchmark on node n1; paused until ~10:00 UTC.", 12.2)
     routes = replace(table(m, n1=OFF), paused={"m": window})
-    found = core.choose(routes, m, lambda _: 0)
+    assert core.usable(routes, m) == []
+    found = core.why_none(routes, m)
     assert (found.status, found.code, found.retry_after) == (503, "maintenance", 30)
     assert refusals.maintenance("x", 99.1).retry_after == 100
     assert not core.is_coming(routes, m)
@@ -174,19 +175,25 @@ def test_a_starting_model_says_so_and_asks_to_come_back_soon():
     assert soon.retry_after < late.retry_after
 
 
-def test_the_replica_with_the_least_in_flight_is_chosen():
+def test_only_ready_replicas_on_serving_nodes_that_were_not_tried_are_usable():
     m = model(route("p1"), route("p2", "n2"), route("p3", "n2", RouteState.DOWN))
     routes = table(m)
-    assert core.choose(routes, m, {"p1": 2, "p2": 1}.get).placement_id == "p2"
-    assert core.choose(routes, m, lambda _: 0).placement_id == "p1"
-    assert core.choose(routes, m, lambda _: 0, {"p1"}).placement_id == "p2"
-    assert core.choose(routes, m, lambda _: 0, {"p1", "p2"}).code == "model_not_ready"
-    assert core.choose(table(m, n2=OFF), m, {"p1": 9, "p2": 0}.get).placement_id == "p1"
+
+    def ids(table, tried=()):
+        return [found.placement_id for found in core.usable(table, m, tried)]
+
+    assert ids(routes) == ["p1", "p2"]
+    assert ids(routes, {"p1"}) == ["p2"]
+    assert ids(routes, {"p1", "p2"}) == []
+    assert core.why_none(routes, m).code == "model_not_ready"
+    assert ids(table(m, n2=OFF)) == ["p1"]
 
 
 def test_a_node_without_a_known_key_is_not_dialled():
     m = model(route())
-    assert core.choose(replace(table(m), endpoints={}), m, lambda _: 0).code == "node_offline"
+    unknown = replace(table(m), endpoints={})
+    assert core.usable(unknown, m) == []
+    assert core.why_none(unknown, m).code == "node_offline"
 
 
 def test_only_starting_on_a_serving_node_is_worth_waiting_for():

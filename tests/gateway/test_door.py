@@ -4,12 +4,13 @@ import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import openai
 import psutil
 import pytest
 
-from models_app.gateway import door, refusals
+from models_app.gateway import refusals, visit
 from models_app.gateway.table import NodeState, Route, RouteState
 from tests.gateway.client import CHAT, Raw, ask, refused
 from tests.gateway.fleet import ENGINE_KEY, EXPIRED_SECRET, NARROW_SECRET, SECRET, model
@@ -125,12 +126,12 @@ def test_an_error_of_the_engine_passes_unchanged(fleet):
 
 
 def test_each_refusal_comes_before_those_behind_it(fleet):
-    big, bad, unknown = b"x" * (fleet.gateway.max_body_bytes + 1), b"nonsense", {"model": "nothing"}
+    big, bad, unknown = b"x" * (fleet.options.max_body_bytes + 1), b"nonsense", {"model": "nothing"}
     fleet.table(model(RouteState.DOWN), state=NodeState.OFFLINE)
     assert refused(fleet, big, key=None) == (401, "invalid_api_key")
     assert refused(fleet, big, key=EXPIRED_SECRET) == (401, "invalid_api_key")
     assert refused(fleet, bad, key="ssk_wrong") == (401, "invalid_api_key")
-    fleet.gateway.max_in_flight = 0
+    fleet.gateway.options = replace(fleet.options, max_in_flight=0)
     try:
         assert refused(fleet, big) == (413, "payload_too_large")
         assert refused(fleet, iter([big])) == (413, "payload_too_large")  # in chunks
@@ -138,7 +139,7 @@ def test_each_refusal_comes_before_those_behind_it(fleet):
         assert refused(fleet, iter([bad])) == (503, "server_busy")
         assert refused(fleet, None, "/v1/models", method="GET") == (503, "server_busy")
     finally:
-        fleet.gateway.max_in_flight = 32
+        fleet.gateway.options = fleet.options
     assert refused(fleet, bad) == (400, "invalid_json")
     assert refused(fleet, b"") == (400, "invalid_json")
     assert refused(fleet, {"model": 1}) == (400, "invalid_request")
@@ -171,7 +172,7 @@ def test_a_window_over_everything_comes_before_the_key_and_one_over_a_model_behi
 
 
 def test_a_body_that_does_not_come_on_gives_its_place_back(fleet, monkeypatch):
-    monkeypatch.setattr(door, "BODY_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(visit, "BODY_IDLE_SECONDS", 0.2)
     with Raw(fleet) as client:
         client.head("Content-Length: 1000")
         client.socket.sendall(b"{")

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from agent.wire.base import node_server_name
+from agent.wire.http1.client import ConnectFailed
 from models_app.gateway.pool import NodePool
-from models_app.gateway.upstream import ConnectFailed
 from nodes.link.transport import Endpoint, client_context
 from tests.gateway.fleet import ENGINE_KEY, UID, Trust
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.wire.http1.client import HIGH_WATER_BYTES, Broken, ConnectFailed, Connection, TimedOut, UpstreamError
 from models_app.gateway.pool import NodePool
-from models_app.gateway.upstream import HIGH_WATER_BYTES, Broken, ConnectFailed, Connection, TimedOut, UpstreamError
 from nodes.link.transport import Endpoint
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to an agent: a strict client protocol that fails closed.
+"""One HTTP/1.1 connection to a server of ours or to an engine: a strict client protocol that fails closed.
 
 A response must be framed by Content-Length or by chunks and must end as it said it would. Interim answers, upgrades,
 trailers, oversized heads and bytes that nobody asked for are errors; httptools in its strict mode refuses the rest
@@ -18,7 +18,7 @@ _JOIN_BYTES = 16 * 1024
 
 
 class UpstreamError(Exception):
-    """The exchange with the agent did not end as HTTP says it should."""
+    """The exchange with the server did not end as HTTP says it should."""
 
 
 class ConnectFailed(UpstreamError):
@@ -56,6 +56,9 @@ class Connection(asyncio.Protocol):
         self._head_bytes = self._raw_head_bytes = 0
         self._any_byte = False
         self._paused = False
+        self._sending = False
+        self._chunked = False
+        self._write_paused = False
         self._keep_alive = False
         self._framed = False
         self._limit_seconds = 0.0
@@ -68,20 +71,41 @@ class Connection(asyncio.Protocol):
 
     # The exchange, as the gateway uses it
 
-    def begin(self, head: bytes, body: bytes) -> None:
-        """Send a request. The head is complete, with its Content-Length."""
+    def begin(self, head: bytes, body: bytes, *, more: bool = False, chunked: bool = False) -> None:
+        """Send a request. The head is complete, with its Content-Length, or with ``chunked`` as its coding.
+
+        With `more` the body goes on: `send`, then `end`.
+        """
         self._state = "head"
+        self._sending, self._chunked = more, chunked
         self._buffer.clear()
         self._buffered = self._head_bytes = self._raw_head_bytes = self.status = 0
         self._any_byte = self._keep_alive = self._framed = False
         self.headers = []
         self.served += 1
         self._quiet_since = self._loop.time()
+        if chunked:
+            body = _chunk(body)
         if len(body) <= _JOIN_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
+
+    async def send(self, data: bytes) -> bool:
+        """Send the next piece of the body when the server takes more. False: its answer is here already."""
+        while self._write_paused and self._state == "head":
+            await self._wait()
+        if self._state != "head":
+            return False
+        self._transport.write(_chunk(data) if self._chunked else data)
+        return True
+
+    def end(self) -> None:
+        """The body is sent."""
+        self._sending = False
+        if self._chunked and self._state != "dead":
+            self._transport.write(b"0\r\n\r\n")
 
     async def head(self, limit_seconds: float) -> None:
         """Wait for the head; `status` and `headers` (names in lower case) are set then. Raises UpstreamError."""
@@ -90,6 +114,10 @@ class Connection(asyncio.Protocol):
             await self._wait()
         if self._state == "dead" and self._error is not None and not self.status:
             raise self._error
+
+    def take(self) -> bytes:
+        """What of the body is here now, without waiting; b"" when that is nothing."""
+        return self._drain() if self._buffer else b""
 
     async def read(self, limit_seconds: float) -> bytes:
         """The next bytes of the body as they came, b"" at its end. Raises UpstreamError when it was cut short."""
@@ -100,6 +128,9 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
+        return self._drain()
+
+    def _drain(self) -> bytes:
         data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
         self._buffer.clear()
         self._buffered = 0
@@ -111,7 +142,18 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another exchange may follow on this connection."""
-        return self._state == "done" and self._keep_alive and not self._buffer and not self._transport.is_closing()
+        return (
+            self._state == "done"
+            and self._keep_alive
+            and not self._sending
+            and not self._buffer
+            and not self._transport.is_closing()
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole answer is here; with `take` giving b"" it is also read."""
+        return self._state == "done"
 
     @property
     def alive(self) -> bool:
@@ -179,6 +221,15 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the connection, TLS included, stands."""
         self._transport = cast("asyncio.Transport", transport)
+
+    def pause_writing(self) -> None:
+        """asyncio: the server takes no more for now."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """asyncio: the server takes more again."""
+        self._write_paused = False
+        self._wake()
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
@@ -266,3 +317,7 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         self._wake()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

@@ -1,0 +1,29 @@
+"""What was asked of models: sums by key, model and day."""
+
+from django.db import models
+
+
+class UsageDay(models.Model):
+    """One key's use of one model on one UTC day. `key_number` 0 stands for Mirbad's own pages.
+
+    `requests` were sent to an engine or would have been; `failed` of them got no whole answer, `unreported` of them an
+    answer without token counts, so that the sums of tokens are known to leave those out.
+    """
+
+    key_number = models.BigIntegerField()
+    model_id_text = models.CharField(max_length=64)
+    day = models.DateField(db_index=True)
+    requests = models.BigIntegerField(default=0)
+    failed = models.BigIntegerField(default=0)
+    unreported = models.BigIntegerField(default=0)
+    prompt_tokens = models.BigIntegerField(default=0)
+    completion_tokens = models.BigIntegerField(default=0)
+
+    class Meta:
+        ordering = ("-day", "key_number", "model_id_text")
+        constraints = [
+            models.UniqueConstraint(fields=("key_number", "model_id_text", "day"), name="usage_once_per_day"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.day} {self.key_number} {self.model_id_text}"

@@ -1,0 +1,125 @@
+"""Maintenance windows: opened and closed by what needs models left alone, read by the gateway.
+
+Whether a window is over one node or over the whole of ``/v1`` is decided once, when it opens: as
+``MIRBAD_MAINTENANCE_NODE_SCOPED`` says, and without it by whether there are two or more fleet members.
+"""
+
+import math
+from datetime import datetime, timedelta
+
+from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
+
+from mirbad.kernel import clock
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Conflict, NotFound
+from mirbad.live import hints
+from models_app import routing
+from models_app.models import MaintenanceWindow
+from nodes import queries as node_queries
+
+SHORTEST_ESTIMATE = timedelta(seconds=30)
+RECOVERY_MARKER = "recovery"
+FLEET_RESTORE = "fleet-restore"
+_SEVERAL = 2
+
+
+def is_node_scoped() -> bool:
+    """Whether a window that opens now is over one node only."""
+    chosen = settings().maintenance_node_scoped
+    if chosen is not None:
+        return chosen == "true"
+    return node_queries.fleet_members()[:_SEVERAL].count() >= _SEVERAL
+
+
+def open_window(
+    holder: str,
+    purpose: str,
+    *,
+    model_id: str,
+    node_id: str,
+    estimate: timedelta,
+    node_scoped: bool | None = None,
+) -> MaintenanceWindow:
+    """Pause models for `holder`. `purpose` completes "Mirbad is running …", as "a benchmark".
+
+    `node_scoped` None decides now; one that was decided before is obeyed. Opening again what is open only renews its
+    estimate. Raises Conflict when another holder has a window over the same node.
+    """
+    scoped = is_node_scoped() if node_scoped is None else node_scoped
+    until = clock.now() + max(estimate, SHORTEST_ESTIMATE)
+    try:
+        with transaction.atomic():
+            window, made = MaintenanceWindow.objects.get_or_create(
+                holder=holder,
+                defaults={
+                    "purpose": purpose,
+                    "node_id_text": node_id if scoped else "",
+                    "model_id_text": model_id,
+                    "until": until,
+                },
+            )
+            if not made:
+                window.until = until
+                window.save(update_fields=["until"])
+            _changed(model_id)
+    except IntegrityError:
+        raise Conflict(f"Another job holds node {node_id!r} in a maintenance window. Wait for it to end.") from None
+    return window
+
+
+def extend(holder: str, estimate: timedelta) -> MaintenanceWindow:
+    """Say again how long it will take, from now. Raises NotFound when the window is closed."""
+    with transaction.atomic():
+        window = MaintenanceWindow.objects.filter(holder=holder).first()
+        if window is None:
+            raise NotFound(f"{holder} has no open maintenance window.")
+        window.until = clock.now() + max(estimate, SHORTEST_ESTIMATE)
+        window.save(update_fields=["until"])
+        _changed(window.model_id_text)
+    return window
+
+
+def close_window(holder: str) -> bool:
+    """Let models be used again; whether a window was open."""
+    with transaction.atomic():
+        window = MaintenanceWindow.objects.filter(holder=holder).first()
+        if window is None:
+            return False
+        window.delete()
+        _changed(window.model_id_text)
+    return True
+
+
+def open_windows() -> QuerySet[MaintenanceWindow]:
+    """All open windows, the oldest first."""
+    return MaintenanceWindow.objects.all()
+
+
+def words(window: MaintenanceWindow, now: datetime) -> str:
+    """What a client of ``/v1`` is told."""
+    where = f" on node {window.node_id_text}" if window.node_id_text else ""
+    paused = f"the models of node {window.node_id_text} are" if window.node_id_text else "the API is"
+    until = _until(window, now).strftime("%H:%M")
+    return f"Mirbad is running {window.purpose} on {window.model_id_text}{where}; {paused} paused until ~{until} UTC."
+
+
+def retry_seconds(window: MaintenanceWindow, now: datetime) -> int:
+    """When to come back: the estimate, at least 30 seconds."""
+    return math.ceil((_until(window, now) - now).total_seconds())
+
+
+def is_recovering() -> bool:
+    """Whether this master only waits for a backup: by its setting, or by the file ``recovery`` in its data folder."""
+    read = settings()
+    return read.recovery_mode == FLEET_RESTORE or (read.data / RECOVERY_MARKER).is_file()
+
+
+def _until(window: MaintenanceWindow, now: datetime) -> datetime:
+    # An estimate that has passed is not the end: the window is open until its holder closes it.
+    return max(window.until, now + SHORTEST_ESTIMATE)
+
+
+def _changed(model_id: str) -> None:
+    routing.bump()
+    transaction.on_commit(lambda: hints.changed("models", model_id))
