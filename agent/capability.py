@@ -110,7 +110,7 @@ def _no_gpus_in_containers(runtime: Runtime, container: EngineState, has_gpus: b
 
 
 def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -> tuple[Feature, ...]:
-    features = [Feature.LAUNCH_ENV, Feature.DELIVERY_PROCESS, Feature.FOLDERS]
+    features = [Feature.LAUNCH_ENV, Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE]
     if container.problem is None:
         features.append(Feature.DELIVERY_CONTAINER)
     if model is MemoryModel.DISCRETE:

@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import ValidationError
@@ -32,6 +30,8 @@ from agent.identity import (
     MissingIdentity,
     PendingKey,
     certificate_sha256,
+    check_issuers,
+    check_name,
     fleet_id,
     is_node_id,
     key_to_pem,
@@ -39,8 +39,9 @@ from agent.identity import (
     read_certificates,
     token_digest,
 )
-from agent.wire.base import ENROLL_SERVER_NAME, node_server_name
+from agent.wire.base import ENROLL_SERVER_NAME
 from agent.wire.enroll import EnrollAnswer, EnrollRefusal, EnrollRequest, MachineSummary
+from agent.wire.tls import peer_chain
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +124,6 @@ def read_hashes(ca_hash: str) -> tuple[str, ...]:
     if not parts or not all(map(_CA_HASH.fullmatch, parts)):
         raise JoinFailed("--ca-hash must be sha256: and 64 hex digits, as the master shows it")
     return tuple(part.removeprefix("sha256:") for part in parts)
-
-
-def peer_chain(tls: ssl.SSLSocket) -> tuple[bytes, ...]:
-    """The certificates that the peer sent, DER, not verified. One name for a call that moved in Python 3.13."""
-    if hasattr(tls, "get_unverified_chain"):
-        return tuple(tls.get_unverified_chain())
-    inner: Any = tls._sslobj  # type: ignore[attr-defined]  # noqa: SLF001  the only way before Python 3.13
-    return tuple(certificate.public_bytes(2) for certificate in inner.get_unverified_chain() or ())
 
 
 def existing(store: IdentityStore, order: JoinOrder, *, claimed: bool) -> Identity | None:
@@ -349,41 +342,15 @@ def _check(
             ca_bundle=answer.ca_bundle,
             joined_by=token_digest(order.token),
         )
-        _check_issuers(identity)
-        names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        check_issuers(identity)
+        check_name(identity)
     except BrokenIdentity as error:
         raise BadAnswer(f"the master's answer cannot be used: {error}") from error
-    except (
-        x509.ExtensionNotFound,
-        x509.DuplicateExtension,
-        x509.UnsupportedGeneralNameType,
-        ValueError,
-    ) as error:
-        raise BadAnswer("the master's answer cannot be used: the certificate names no node") from error
     if uid is not None and identity.node_uid != uid:
         raise BadAnswer(f"the master answered for the node with uid {identity.node_uid}, not {uid}")
-    if node_server_name(identity.node_uid) not in names.get_values_for_type(x509.DNSName):
-        raise BadAnswer("the master's answer cannot be used: the certificate is for another node")
     if not {certificate_sha256(one) for one in bundle} & set(expected):
         raise BadAnswer("the master's answer cannot be used: its CA bundle lacks the CA of --ca-hash")
     return identity
-
-
-def _check_issuers(identity: Identity) -> None:
-    """Each certificate of the chain is signed by the next, the last by a CA of the bundle. BrokenIdentity."""
-    chain = read_certificates(identity.chain)
-    for place, certificate in enumerate(chain):
-        issuers = chain[place + 1 : place + 2] or identity.authorities
-        if not any(_is_issued_by(certificate, issuer) for issuer in issuers):
-            raise BrokenIdentity("the certificate is not signed by a CA of the bundle")
-
-
-def _is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _fleet(store: IdentityStore, node_uid: str, authority: x509.Certificate) -> str:

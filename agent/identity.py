@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -31,6 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from agent.clock import now
 from agent.state import ensure_private_dir, sync_dir, write_bytes
+from agent.wire.base import node_server_name
 from agent.wire.enroll import MasterSpki
 
 _KEY, _CHAIN, _CA, _ABOUT = "key.pem", "chain.pem", "ca.pem", "about.json"
@@ -177,6 +178,45 @@ class Identity:
         return frozenset(pin for pin in (self.master.current, self.master.next) if pin)
 
 
+def check_issuers(identity: Identity) -> None:
+    """Each certificate of the chain is signed by the next, the last by a CA of the bundle. BrokenIdentity."""
+    if not is_trusted(read_certificates(identity.chain), identity.authorities):
+        raise BrokenIdentity("the certificate is not signed by a CA of the bundle")
+
+
+def check_name(identity: Identity) -> None:
+    """The certificate is for the node. BrokenIdentity."""
+    try:
+        names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ) as error:
+        raise BrokenIdentity("the certificate names no node") from error
+    if node_server_name(identity.node_uid) not in names.get_values_for_type(x509.DNSName):
+        raise BrokenIdentity("the certificate is for another node")
+
+
+def is_trusted(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> bool:
+    """Whether one of `authorities` signed the first certificate of `chain`, or those in between lead to one."""
+    for place, certificate in enumerate(chain):
+        if any(_is_issued_by(certificate, authority) for authority in authorities):
+            return True
+        if place + 1 == len(chain) or not _is_issued_by(certificate, chain[place + 1]):
+            return False
+    return False
+
+
+def _is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
 class IdentityStore:
     """The identities of one state folder."""
 
@@ -200,6 +240,11 @@ class IdentityStore:
 
     def stage(self, identity: Identity) -> str:
         """Write `identity` under a new name and link it as ``next``; what is in use stays. OSError as the disk says."""
+        name = self._write(identity)
+        self._link("next", name)
+        return name
+
+    def _write(self, identity: Identity) -> str:
         ensure_private_dir(self.folder)
         name = f"id-{secrets.token_hex(8)}"
         folder = self.folder / name
@@ -216,19 +261,37 @@ class IdentityStore:
         write_bytes(folder / _CA, "".join(map(_closed, identity.ca_bundle)).encode())
         write_bytes(folder / _ABOUT, json.dumps(about).encode())
         sync_dir(self.folder)
-        self._link("next", name)
         return name
 
-    def promote(self) -> Identity:
-        """Make ``next`` the identity in use, by one rename. MissingIdentity when nothing is staged."""
+    def load_next(self) -> tuple[str, Identity] | None:
+        """Name and identity of what is staged; None when nothing is. BrokenIdentity when it cannot be used."""
         name = self._target("next")
-        if name is None:
+        return None if name is None else (name, self._read(name))
+
+    def promote(self, expected: str | None = None) -> Identity:
+        """Make ``next`` the identity in use, by one rename. MissingIdentity when nothing (`expected`) is staged."""
+        name = self._target("next")
+        if name is None or expected not in (None, name):
             raise MissingIdentity("no identity is staged")
         identity = self._read(name)
         (self.folder / "next").rename(self.folder / "current")
         sync_dir(self.folder)
         self._prune()
         return identity
+
+    def replace(self, identity: Identity) -> str:
+        """Put `identity` into use by one rename and leave what is staged alone; its name. OSError as the disk says."""
+        name = self._write(identity)
+        self._link("current", name)
+        self._prune()
+        return name
+
+    def drop_next(self) -> None:
+        """Forget what is staged; what is in use stays."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / "next").unlink()
+            sync_dir(self.folder)
+        self._prune()
 
     def install(self, identity: Identity) -> Identity:
         """`stage` and `promote` in one."""
@@ -273,7 +336,7 @@ class IdentityStore:
         for folder in self.folder.glob("id-*"):
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
-        for leftover in self.folder.glob(".next-*"):
+        for leftover in (*self.folder.glob(".next-*"), *self.folder.glob(".current-*")):
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
@@ -294,26 +357,31 @@ def token_digest(token: str) -> str:
 
 
 class PendingKey:
-    """The key of a join that has not been answered yet: kept, so that a lost reply can be asked for again.
+    """The key of a join (or rotation) that has no certificate yet: kept, so that a lost reply can be asked for again.
 
-    It belongs to one token; another token gets another key.
+    It belongs to one token (or rotation id); another token gets another key.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "identity" / "pending-key.json"
+    def __init__(self, state_dir: Path, name: str = "pending-key.json") -> None:
+        self.path = state_dir / "identity" / name
+
+    def find(self, token: str) -> ec.EllipticCurvePrivateKey | None:
+        """The stored key, if it is of `token`."""
+        try:
+            stored = json.loads(self.path.read_bytes())
+            if stored["token"] == token_digest(token):
+                return key_from_pem(stored["key"].encode())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, BrokenIdentity):
+            pass  # none that can be used: a fresh one does as well
+        return None
 
     def take(self, token: str) -> ec.EllipticCurvePrivateKey:
         """The key for `token`: the stored one, or a fresh one that is on disk before this returns."""
-        digest = token_digest(token)
-        try:
-            stored = json.loads(self.path.read_bytes())
-            if stored["token"] == digest:
-                return key_from_pem(stored["key"].encode())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, BrokenIdentity):
-            pass  # none, or not of this token: a fresh one does as well
+        if (stored := self.find(token)) is not None:
+            return stored
         key = new_key()
         ensure_private_dir(self.path.parent)
-        write_bytes(self.path, json.dumps({"token": digest, "key": key_to_pem(key).decode()}).encode())
+        write_bytes(self.path, json.dumps({"token": token_digest(token), "key": key_to_pem(key).decode()}).encode())
         return key
 
     def drop(self) -> None:

@@ -8,10 +8,11 @@ from agent.config import AgentConfig
 from agent.fence import Fence
 from agent.operations import Journal
 from agent.running import Instances
-from agent.server import handlers
+from agent.server import handlers, pki
 from agent.server.events import Hub
 from agent.server.guard import Handler, guard
-from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER
+from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
+from agent.server.rotation import Rotation
 from agent.server.status import Reporter
 from agent.server.tls import Door
 from agent.wire.base import API_PREFIX
@@ -28,6 +29,11 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/instances/{instance_id}", handlers.delete_instance),
     ("POST", "/instances/{instance_id}/stop", handlers.post_stop),
     ("GET", "/instances/{instance_id}/log", handlers.get_log),
+    ("GET", "/pki", pki.get_pki),
+    ("POST", "/pki/csr", pki.post_csr),
+    ("PUT", "/pki/certificate", pki.put_certificate),
+    ("DELETE", "/pki/next", pki.delete_next),
+    ("PUT", "/pki/trust", pki.put_trust),
 )
 
 
@@ -42,6 +48,7 @@ class Parts:
     instances: Instances
     hub: Hub
     reporter: Reporter
+    rotation: Rotation
 
 
 def make_app(parts: Parts) -> web.Application:
@@ -54,6 +61,7 @@ def make_app(parts: Parts) -> web.Application:
     app[INSTANCES] = parts.instances
     app[HUB] = parts.hub
     app[REPORTER] = parts.reporter
+    app[ROTATION] = parts.rotation
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

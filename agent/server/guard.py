@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from agent.errors import AgentError
 from agent.operations import Answer, Call, body_digest
 from agent.server.body import parse_object, read_bytes
-from agent.server.keys import DOOR, FENCE, JOURNAL
+from agent.server.keys import DOOR, FENCE, JOURNAL, ROTATION
 from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER
 from agent.wire.errors import AgentCode
 from agent.wire.fence import Claim
@@ -82,6 +82,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             return _closing(AgentError(AgentCode.NOT_APPROVED, "this connection's key is not the master's any more"))
         if request.app[FENCE].held is None and (request.method, request.path) not in OPEN_BEFORE_APPROVAL:
             raise AgentError(AgentCode.NOT_APPROVED, "no master has claimed this node yet; approve it first")
+        await request.app[ROTATION].note(request)
         return await handler(request)
     except AgentError as error:
         if _is_answered(request):

@@ -10,7 +10,7 @@ from agent.errors import AgentError
 from agent.operations import Answer
 from agent.server.body import parse_message
 from agent.server.guard import Mutation, mutating
-from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER
+from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
 from agent.wire.base import WireModel
 from agent.wire.errors import AgentCode
 from agent.wire.fence import Claim, FenceView
@@ -48,7 +48,8 @@ def _whole_number(request: web.Request, name: str, default: int | None, maximum:
 
 async def get_info(request: web.Request) -> web.StreamResponse:
     """Who this is."""
-    return _json(request.app[REPORTER].info(request.app[DOOR].identity))
+    info = request.app[REPORTER].info(request.app[DOOR].identity)
+    return _json(info.model_copy(update={"next_spki_sha256": request.app[ROTATION].next_spki}))
 
 
 async def get_capabilities(request: web.Request) -> web.StreamResponse:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agent.operations import Journal
     from agent.running import Instances
     from agent.server.events import Hub
+    from agent.server.rotation import Rotation
     from agent.server.status import Reporter
     from agent.server.tls import Door
 
@@ -22,3 +23,4 @@ DOOR: "web.AppKey[Door]" = web.AppKey("door")
 """The identity in use is ``app[DOOR].identity``; it changes with a rekey."""
 HUB: "web.AppKey[Hub]" = web.AppKey("hub")
 REPORTER: "web.AppKey[Reporter]" = web.AppKey("reporter")
+ROTATION: "web.AppKey[Rotation]" = web.AppKey("rotation")

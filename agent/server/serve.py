@@ -22,6 +22,7 @@ from agent.server.app import Parts, make_app
 from agent.server.events import Hub
 from agent.server.notify import Notifier
 from agent.server.relay import Relay
+from agent.server.rotation import Rotation
 from agent.server.seq import Sequence
 from agent.server.status import Probes, Reporter
 from agent.server.tls import Door
@@ -82,9 +83,9 @@ class Server:
         identity = store.load()
         self._config = config
         self._store = store
-        self._loaded = store.current_name()
         self._probes = probes
         self.door = Door(identity)
+        self._rotation = Rotation(store, config.state_dir, self.door, self._hang_up)
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
         self.hub = Hub(Sequence(config.state_dir, read_boot_id()))
@@ -114,7 +115,16 @@ class Server:
         self.hub.bind(self.reporter.status)
         self._warn_of_expiry()
         await self._instances.recover()
-        parts = Parts(self._config, self.door, self._fence, self._journal, self._instances, self.hub, self.reporter)
+        parts = Parts(
+            self._config,
+            self.door,
+            self._fence,
+            self._journal,
+            self._instances,
+            self.hub,
+            self.reporter,
+            self._rotation,
+        )
         self._runner = web.AppRunner(
             make_app(parts),
             access_log=None,
@@ -179,6 +189,16 @@ class Server:
             return AgentError(AgentCode.NOT_APPROVED, "no master has claimed this node yet; approve it first")
         return None
 
+    def _hang_up(self, is_unwanted: Callable[[asyncio.BaseTransport], bool]) -> None:
+        """End connections that are unwanted; model traffic once it is answered."""
+        others = self._runner.server.connections if self._runner and self._runner.server else []
+        for connection in others:
+            if connection.transport is not None and is_unwanted(connection.transport):
+                connection.transport.abort()
+        for relayed in list(self._relay.service.own) if self._relay is not None else []:
+            if is_unwanted(relayed.transport):
+                relayed.shutdown()
+
     def _loop(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return asyncio.create_task(work, name=f"agent {name}")
 
@@ -212,13 +232,14 @@ class Server:
     def take_identity(self) -> bool:
         """Use the identity that a rekey put in place, if there is another. BrokenIdentity: the old one stays."""
         name = self._store.current_name()
-        if name is None or name == self._loaded:
+        if name is None or name == self._rotation.loaded or self._rotation.busy:
             return False
-        self._loaded = name  # also when it cannot be used: said once, not every two seconds
+        self._rotation.loaded = name  # also when it cannot be used: said once, not every two seconds
         fresh = self._store.load()
         if fresh.node_uid != self.door.identity.node_uid:
             raise BrokenIdentity("it is of another node; restart the agent to use it")
         self.door.swap(fresh)
+        self._rotation.forget()
         # Open connections were made with the old key and may be of a master that is pinned no more.
         if self._runner is not None and self._runner.server is not None:
             for connection in self._runner.server.connections:

@@ -71,6 +71,7 @@ class Reporter:
             cert_not_after=identity.not_after,
             spki_sha256=identity.spki,
             trust_bundle_hash=identity.trust_bundle_hash,
+            time=now_text(),
         )
 
     async def capabilities(self) -> Capabilities:
@@ -120,7 +121,9 @@ class Reporter:
 
 async def _bounded(what: str, probe: Awaitable[T], seconds: float) -> T | None:
     try:
-        return await asyncio.wait_for(probe, seconds)
+        # Not wait_for: on Python 3.11 it may swallow that its caller is cancelled, and the agent would not end.
+        async with asyncio.timeout(seconds):
+            return await probe
     except TimeoutError:
         log.warning("%s did not answer within %g s", what, seconds)
     except Exception:  # drivers fail in ways nobody lists; a status without them beats no status

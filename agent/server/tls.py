@@ -12,9 +12,11 @@ import ssl
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from aiohttp import web
 
+from agent.clock import monotonic
 from agent.identity import BrokenIdentity, Identity
 from agent.wire.base import node_server_name
 from agent.wire.tls import peer_spki, pin
@@ -86,13 +88,28 @@ def _prove(server_context: ssl.SSLContext, identity: Identity) -> None:
     raise ssl.SSLError("the handshake in memory did not end")
 
 
+OFFER_SECONDS = 60.0
+"""How long a certificate that waits is shown before the one in use is shown again."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """An identity shown on trial, until a moment of the monotonic clock."""
+
+    context: ssl.SSLContext
+    spki: str
+    until: float
+
+
 class Door:
     """Who may come in now. `context` goes to ``create_server`` and stays; `swap` changes what is behind it."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._inner = inner_context(identity)
+        self._offered: _Offer | None = None
         self._seen: weakref.WeakKeyDictionary[object, str | None] = weakref.WeakKeyDictionary()
+        self._shown: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self.context = _base()
         # Called for each handshake, with or without a server name; without it the front has no certificate to show.
         self.context.sni_callback = self._choose
@@ -107,6 +124,24 @@ class Door:
         """Use `identity` for every handshake from now on. BrokenIdentity: the old one stays. Close old connections."""
         inner = inner_context(identity)
         self._identity, self._inner = identity, inner
+        self.withdraw()
+
+    def offer(self, identity: Identity, seconds: float = OFFER_SECONDS) -> None:
+        """Show `identity` to new connections for a while, to see whether the master takes it. BrokenIdentity.
+
+        The one in use stays in use; it is shown again when the time is over, so that a master that does not take the
+        new one is not locked out.
+        """
+        self._offered = _Offer(inner_context(identity), identity.spki, monotonic() + seconds)
+
+    def withdraw(self) -> None:
+        """Show the identity in use to new connections."""
+        self._offered = None
+
+    def shown(self, transport: asyncio.BaseTransport) -> str | None:
+        """The fingerprint of this agent's own key in that connection's handshake."""
+        tls = transport.get_extra_info("ssl_object")
+        return None if tls is None else self._shown.get(tls)
 
     def admits(self, request: web.Request) -> bool:
         """Whether the key behind this request's connection is pinned now: pins may have changed since the handshake."""
@@ -124,7 +159,12 @@ class Door:
         return spki is not None and self._is_master(spki)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, front: ssl.SSLContext) -> None:
-        tls.context = self._inner
+        offered = self._offered
+        if offered is not None and offered.until <= monotonic():
+            log.warning("nobody took the certificate that waits; the one in use is shown again")
+            self._offered = offered = None
+        tls.context = self._inner if offered is None else offered.context
+        self._shown[tls] = self._identity.spki if offered is None else offered.spki
 
     def _is_let_in(self, spki: str) -> bool:
         if self._is_master(spki):

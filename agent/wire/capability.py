@@ -39,10 +39,15 @@ class Feature(StrEnum):
     DELIVERY_PROCESS = "delivery.process"
     DELIVERY_CONTAINER = "delivery.container"
     FOLDERS = "folders"
+    PKI_ROTATE = "pki.rotate"
 
 
 class AgentInfo(WireModel):
-    """``GET /agent/v1/info``: all that a node tells before it is approved."""
+    """``GET /agent/v1/info``: all that a node tells before it is approved.
+
+    `trust_bundle_hash` is of the CAs loaded in the running agent; `next_spki_sha256` of a certificate that waits for
+    its first use; `time` is the node's clock.
+    """
 
     node_id: str
     node_uid: str
@@ -54,6 +59,8 @@ class AgentInfo(WireModel):
     cert_not_after: str
     spki_sha256: str
     trust_bundle_hash: str
+    next_spki_sha256: str | None = None
+    time: str | None = None
 
 
 class GpuCapability(WireModel):

@@ -17,6 +17,7 @@ class AgentCode(StrEnum):
     INSTANCE_EXISTS = "instance_exists"
     GENERATION_MISMATCH = "generation_mismatch"
     NOT_READY = "not_ready"
+    NOT_STAGED = "not_staged"
     SPEC_REJECTED = "spec_rejected"
     RUNTIME_UNAVAILABLE = "runtime_unavailable"
     SOURCE_MISSING = "source_missing"
@@ -39,6 +40,7 @@ HTTP_STATUS: dict[AgentCode, int] = {
     AgentCode.INSTANCE_EXISTS: 409,
     AgentCode.GENERATION_MISMATCH: 409,
     AgentCode.NOT_READY: 503,
+    AgentCode.NOT_STAGED: 409,
     AgentCode.SPEC_REJECTED: 422,
     AgentCode.RUNTIME_UNAVAILABLE: 422,
     AgentCode.SOURCE_MISSING: 422,

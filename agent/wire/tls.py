@@ -22,6 +22,17 @@ def spki_sha256(certificate_der: bytes) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
+def peer_chain(tls: Any) -> tuple[bytes, ...]:
+    """The certificates that the peer sent, DER, not verified. One name for a call that moved in Python 3.13.
+
+    Of a client's chain, seen from the server, the client's own certificate may be left out.
+    """
+    if hasattr(tls, "get_unverified_chain"):
+        return tuple(tls.get_unverified_chain() or ())
+    inner: Any = tls._sslobj  # noqa: SLF001  the only way before Python 3.13
+    return tuple(certificate.public_bytes(2) for certificate in inner.get_unverified_chain() or ())
+
+
 def _check(peer_der: bytes | None, is_pinned: IsPinned) -> None:
     if not peer_der:
         raise ssl.SSLError("the peer showed no certificate")
