@@ -53,7 +53,7 @@ def prepare(data: Path) -> None:
             data.chmod(0o700)
         for part in ("secrets", "run", "agent", "agent/models"):
             (data / part).mkdir(mode=0o700, exist_ok=True)
-        for part in ("logs", "audit"):
+        for part in ("logs", "audit", "static"):
             (data / part).mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=data) as probe:
             probe.write(b"\0" * 4096)

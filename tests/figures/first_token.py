@@ -66,18 +66,23 @@ class Run:
         return time.monotonic() - begin
 
 
-def memory_megabytes(data: Path) -> dict[str, float]:
-    """PSS of every process of this run in MB, by kind; engines apart."""
+def memory_megabytes(make: int, data: Path) -> dict[str, float]:
+    """PSS of every process of this run in MB, by kind. Engines are nobody's children: found by their folder."""
+    family = psutil.Process(make).children(recursive=True)
+    engines = [process for process in psutil.process_iter() if _works_in(process, data) and process not in family]
     found: dict[str, float] = {}
-    for process in psutil.process_iter():
+    for process in [*family, *engines]:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            words = process.cmdline()
-            ours = str(data) in " ".join(words) or process.environ().get("MIRBAD_DATA") == str(data)
-            ours = ours or (process.cwd().startswith(str(data.parent)) and "agent" in words)
-            if ours and "make" not in words[0]:
-                kind = _kind(words)
-                found[kind] = found.get(kind, 0.0) + process.memory_full_info().pss / 1e6
+            kind = _kind(process.cmdline())
+            found[kind] = found.get(kind, 0.0) + process.memory_full_info().pss / 1e6
     return found
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd().startswith(str(folder))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
 
 
 def _kind(words: list[str]) -> str:
@@ -110,7 +115,7 @@ def measure() -> Iterator[Figure]:
         yield under("make up to first token, warm", warm.seconds_to(TOKEN, 120), 12, "s")
         warm.seconds_to(LAST, 120)
         time.sleep(_SETTLE_SECONDS)
-        memory = memory_megabytes(data)
+        memory = memory_megabytes(warm.make.pid, data)
         parts = ", ".join(f"{kind} {size:.0f}" for kind, size in sorted(memory.items(), key=lambda row: -row[1]))
         without = sum(size for kind, size in memory.items() if kind != "engine")
         print(f"# memory in MB (PSS): {parts}".replace(", ", " "), flush=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from jobs.loops import resume
 from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
 from mirbad.up.bootstrap import database, people, visitor, waiting
 from mirbad.up.bootstrap.node import OwnNode
@@ -34,7 +35,8 @@ def run(progress: Progress, report: Callable[[str], None]) -> bool:
             words = _serve_starter(layout, progress, key)
         else:
             words = None
-    except CannotStart as error:
+    except (CannotStart, MirbadError) as error:
+        # the master itself is up: a person can log in and see to it
         progress.warn(str(error))
         words, whole = None, False
     _wait_for_services(progress)
