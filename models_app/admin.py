@@ -10,7 +10,15 @@ from mirbad.accounts import actors
 from mirbad.api.looking import LookingAdmin
 from mirbad.kernel.roles import OPERATOR, has_role
 from models_app import keys
-from models_app.models import ApiKey, Hold, ModelDefinition, ModelSource, Placement
+from models_app.models import (
+    ApiKey,
+    Hold,
+    MaintenanceWindow,
+    ModelDefinition,
+    ModelSource,
+    Placement,
+    UsageDay,
+)
 
 if TYPE_CHECKING:
     _Inline = admin.TabularInline[ModelSource, ModelDefinition]
@@ -72,7 +80,7 @@ class ApiKeyAdmin(LookingAdmin):
 
     list_display = ("name", "prefix", "created_at", "created_by", "expires_at", "last_used_at", "revoked_at")
     search_fields = ("name", "prefix")
-    exclude = ("digest",)
+    exclude = ("digest", "previous_digest")
     actions = ("revoke",)
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
@@ -85,3 +93,19 @@ class ApiKeyAdmin(LookingAdmin):
         for key in queryset:
             keys.revoke(key.pk, actors.of(request))
             self.message_user(request, f"{key} is revoked.", messages.SUCCESS)
+
+
+@admin.register(UsageDay)
+class UsageDayAdmin(LookingAdmin):
+    """What keys asked of models, by day."""
+
+    list_display = ("day", "key_number", "model_id_text", "requests", "failed", "prompt_tokens", "completion_tokens")
+    list_filter = ("day",)
+    search_fields = ("model_id_text",)
+
+
+@admin.register(MaintenanceWindow)
+class MaintenanceWindowAdmin(LookingAdmin):
+    """Open maintenance windows."""
+
+    list_display = ("purpose", "model_id_text", "node_id_text", "holder", "opened_at", "until")

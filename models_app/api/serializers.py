@@ -1,4 +1,4 @@
-"""The shape of models, placements and keys on ``/api``. The rules of a model are in `models_app.registry`."""
+"""The shape of models and placements on ``/api``. The rules of a model are in `models_app.registry`."""
 
 from typing import Any
 
@@ -141,31 +141,3 @@ class ModelInputSerializer(CamelSerializer):
     sources = SourceSerializer(many=True, required=False)
     placement = PlacementInputSerializer(required=False, allow_null=True)
     placement_generation = serializers.IntegerField(allow_null=True, required=False)
-
-
-class KeySerializer(CamelSerializer):
-    """A key of ``/v1`` without its secret. Empty `allowedModels` means all."""
-
-    id = serializers.IntegerField()
-    name = serializers.CharField()
-    prefix = serializers.CharField()
-    allowed_models = serializers.ListField(child=serializers.CharField())
-    created_at = serializers.DateTimeField()
-    created_by = serializers.CharField()
-    expires_at = serializers.DateTimeField(allow_null=True)
-    revoked_at = serializers.DateTimeField(allow_null=True)
-    last_used_at = serializers.DateTimeField(allow_null=True)
-
-
-class NewKeySerializer(KeySerializer):
-    """A key that was just made: the only answer that holds its secret."""
-
-    secret = serializers.CharField()
-
-
-class KeyInputSerializer(CamelSerializer):
-    """What a new key is made of."""
-
-    name = serializers.CharField(max_length=100)
-    allowed_models = serializers.ListField(child=serializers.CharField(max_length=64), max_length=1000, default=list)
-    expires_at = serializers.DateTimeField(allow_null=True, required=False)

@@ -3,7 +3,9 @@
 from django.urls import path
 
 from mirbad.api import converters
-from models_app.api.views import Key, Keys, Model, Models
+from models_app.api.keys import Key, KeyRotation, Keys
+from models_app.api.usage import Usage
+from models_app.api.views import Model, Models
 
 converters.register()
 
@@ -12,4 +14,6 @@ urlpatterns = [
     path("models/<name:model_id>", Model.as_view(), name="api-model"),
     path("keys", Keys.as_view(), name="api-keys"),
     path("keys/<row:row_id>", Key.as_view(), name="api-key"),
+    path("keys/<row:row_id>/rotate", KeyRotation.as_view(), name="api-key-rotate"),
+    path("usage", Usage.as_view(), name="api-usage"),
 ]

@@ -1,26 +1,21 @@
-"""``/api/models`` and ``/api/keys``."""
+"""``/api/models``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.reverse import reverse
 
 from mirbad.accounts.views import AdminView
 from mirbad.api.pagination import Page
-from mirbad.api.parameters import flag
-from mirbad.api.serializers import read
 from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.roles import OPERATOR, VIEWER
-from models_app import keys, queries, registry
+from models_app import queries, registry
 from models_app.api.serializers import (
-    KeyInputSerializer,
-    KeySerializer,
     ModelInputSerializer,
     ModelSerializer,
-    NewKeySerializer,
 )
 from models_app.models import ModelDefinition
 from nodes.models import Node
@@ -83,45 +78,4 @@ class Model(AdminView):
     def delete(self, request: Request, model_id: str) -> Response:
         """Delete a model that runs nowhere. Its files stay where they are."""
         registry.delete(model_id, self.actor)
-        return Response(status=204)
-
-
-class Keys(AdminView):
-    """Keys of ``/v1``."""
-
-    pagination_class = Page
-    read_role = VIEWER
-    required_role = OPERATOR
-    audited = {"POST": "api-key"}
-
-    @extend_schema(
-        operation_id="keys_list",
-        parameters=[OpenApiParameter("includeRevoked", bool, description="Revoked keys too.")],
-        responses=KeySerializer(many=True),
-    )
-    def get(self, request: Request) -> Response:
-        """All keys, newest first; never their secrets."""
-        pages = self.pagination_class()
-        found = keys.listed(include_revoked=flag(request, "includeRevoked"))
-        rows = pages.paginate_queryset(found, request, view=self)
-        return pages.get_paginated_response(KeySerializer(rows, many=True).data)
-
-    @extend_schema(operation_id="keys_create", request=KeyInputSerializer, responses={201: NewKeySerializer})
-    def post(self, request: Request) -> Response:
-        """A new key. Its secret is in this answer and nowhere else."""
-        key, secret = keys.create(**read(KeyInputSerializer, request.data), actor=self.actor)
-        return Response({**KeySerializer(key).data, "secret": secret}, status=201)
-
-
-class Key(AdminView):
-    """One key of ``/v1``."""
-
-    read_role = VIEWER
-    required_role = OPERATOR
-    audited = {"DELETE": "api-key"}
-
-    @extend_schema(operation_id="keys_revoke", responses={204: None})
-    def delete(self, request: Request, row_id: int) -> Response:
-        """End a key; every process refuses it within two seconds."""
-        keys.revoke(row_id, self.actor)
         return Response(status=204)

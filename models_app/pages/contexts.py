@@ -337,6 +337,8 @@ class KeyRow:
     created_by: str
     expires_at: datetime | None
     last_used_at: datetime | None
+    limits: tuple[str, ...]
+    previous_until: datetime | None
     badge: Badge
     live: bool
 
@@ -363,9 +365,20 @@ def _key(key: ApiKey, now: datetime) -> KeyRow:
         created_by=key.created_by,
         expires_at=key.expires_at,
         last_used_at=key.last_used_at,
+        limits=_limits(key),
+        previous_until=key.previous_until if key.previous_until is not None and key.previous_until > now else None,
         badge=badge,
         live=badge.tone == "ok",
     )
+
+
+def _limits(key: ApiKey) -> tuple[str, ...]:
+    words = (
+        (key.requests_per_minute, "requests/min"),
+        (key.tokens_per_minute, "tokens/min"),
+        (key.max_parallel, "at a time"),
+    )
+    return tuple(f"{value} {unit}" for value, unit in words if value is not None)
 
 
 def askable() -> tuple[ModelRow, ...]:

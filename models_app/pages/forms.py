@@ -10,6 +10,7 @@ from django import forms
 
 from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
+from models_app import keys
 from models_app.models import ModelDefinition
 from models_app.models.definition import DELIVERIES, RUNTIMES
 from models_app.registry import ModelInput, parse
@@ -237,19 +238,46 @@ LIFETIMES = (
 
 
 class KeyForm(forms.Form):
-    """A new key of ``/v1``."""
+    """A new key of ``/v1``, or what of one may be changed."""
 
     name = forms.CharField(label="Name", max_length=100, help_text="Who or what uses it.")
     allowed_models = forms.MultipleChoiceField(
         label="Models", required=False, widget=forms.CheckboxSelectMultiple, help_text="None chosen: all models."
     )
     lifetime_days = forms.ChoiceField(label="Lifetime", choices=LIFETIMES, required=False)
+    requests_per_minute = forms.IntegerField(
+        label="Requests a minute",
+        min_value=1,
+        max_value=keys.LIMIT_HIGHEST,
+        required=False,
+        help_text="Empty: no limit.",
+    )
+    tokens_per_minute = forms.IntegerField(
+        label="Tokens a minute",
+        min_value=1,
+        max_value=keys.LIMIT_HIGHEST,
+        required=False,
+        help_text="Prompt and answer, as engines report them. Empty: no limit.",
+    )
+    max_parallel = forms.IntegerField(
+        label="Requests at a time",
+        min_value=1,
+        max_value=keys.LIMIT_HIGHEST,
+        required=False,
+        help_text="Empty: no limit.",
+    )
 
-    def __init__(self, data: Any = None, *, models: Sequence[tuple[str, str]]) -> None:
-        super().__init__(data)
+    def __init__(
+        self, data: Any = None, *, models: Sequence[tuple[str, str]], initial: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(data, initial=initial)
         self.fields["allowed_models"].choices = models  # type: ignore[attr-defined]
 
     def expires_at(self) -> Any:
         """The moment at which the key ends, None for never."""
         days = self.cleaned_data["lifetime_days"]
         return clock.now() + timedelta(days=int(days)) if days else None
+
+    def limits(self) -> keys.Limits:
+        """The limits as they were typed."""
+        return keys.Limits(**{name: self.cleaned_data[name] for name in keys.LIMIT_NAMES})

@@ -1,5 +1,6 @@
-"""Views of the API keys: make, list, revoke."""
+"""Views of the API keys: make, list, change, rotate, revoke."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,11 +12,13 @@ from mirbad.accounts import actors
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.roles import OPERATOR, VIEWER, has_role
 from mirbad.web.access import require_role
-from mirbad.web.fragments import page_or_fragment, perform
+from mirbad.web.fragments import done, page_or_fragment, perform, refused
 from models_app import keys
 from models_app.models import ModelDefinition
 from models_app.pages import contexts
 from models_app.pages.forms import KeyForm
+
+_ROTATION_GRACE = timedelta(days=1)
 
 
 @require_http_methods(["GET", "HEAD"])
@@ -29,8 +32,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_role(OPERATOR)
 def create(request: HttpRequest) -> HttpResponse:
     """Make a key. Its secret is shown in this one answer and never again."""
-    choices = [(model.pk, model.name) for model in ModelDefinition.objects.only("id", "display_name")]
-    form = KeyForm(request.POST or None, models=choices)
+    form = KeyForm(request.POST or None, models=_choices())
     context: dict[str, Any] = {"form": form, "chat_url": request.build_absolute_uri("/v1/chat/completions")}
     if request.method == "POST" and form.is_valid():
         actor = actors.of(request)
@@ -41,9 +43,52 @@ def create(request: HttpRequest) -> HttpResponse:
                     actor=actor,
                     allowed_models=form.cleaned_data["allowed_models"],
                     expires_at=form.expires_at(),
+                    limits=form.limits(),
                 )
         except MirbadError as error:
             context["error"] = error
+    response = page_or_fragment(request, "models/key_new.html", "models/_key_new.html", context)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@require_http_methods(["GET", "POST"])
+@require_role(OPERATOR)
+def change(request: HttpRequest, key_id: int) -> HttpResponse:
+    """Change a key's name, models and limits; its secret and its end stay."""
+    key = keys.get(key_id)
+    initial = {name: getattr(key, name) for name in ("name", "allowed_models", *keys.LIMIT_NAMES)}
+    choices = _choices()
+    # A model may be gone since: its id stays in the list, so that saving does not open the key to all others.
+    choices += [(name, name) for name in key.allowed_models if name not in dict(choices)]
+    form = KeyForm(request.POST or None, models=choices, initial=initial)
+    context: dict[str, Any] = {"form": form, "key": key}
+    if request.method == "POST" and form.is_valid():
+        actor = actors.of(request)
+        changes = {name: form.cleaned_data[name] for name in ("name", *keys.LIMIT_NAMES)}
+        if form.cleaned_data["allowed_models"] != key.allowed_models:
+            changes["allowed_models"] = form.cleaned_data["allowed_models"]
+        try:
+            with audit_log.refusals_recorded("api-key", actor, target=str(key_id)):
+                keys.update(key_id, actor, **changes)
+        except MirbadError as error:
+            context["error"] = error
+        else:
+            return done(request, "The key is changed.", to=reverse("models:keys"), go=True)
+    return page_or_fragment(request, "models/key_edit.html", "models/_key_edit.html", context)
+
+
+@require_POST
+@require_role(OPERATOR)
+def rotate(request: HttpRequest, key_id: int) -> HttpResponse:
+    """Give a key a new secret, shown in this one answer; the one before works for a day more."""
+    actor = actors.of(request)
+    context: dict[str, Any] = {"chat_url": request.build_absolute_uri("/v1/chat/completions"), "rotated": True}
+    try:
+        with audit_log.refusals_recorded("api-key", actor, target=str(key_id)):
+            context["key"], context["secret"] = keys.rotate(key_id, actor, grace=_ROTATION_GRACE)
+    except MirbadError as error:
+        return refused(request, error, to=reverse("models:keys"))
     response = page_or_fragment(request, "models/key_new.html", "models/_key_new.html", context)
     response["Cache-Control"] = "no-store"
     return response
@@ -60,6 +105,10 @@ def revoke(request: HttpRequest, key_id: int) -> HttpResponse:
             keys.revoke(key_id, actor)
 
     return perform(request, run, "The key is revoked; it is refused within two seconds.", to=reverse("models:keys"))
+
+
+def _choices() -> list[tuple[str, str]]:
+    return [(model.pk, model.name) for model in ModelDefinition.objects.only("id", "display_name")]
 
 
 def _listed(request: HttpRequest) -> dict[str, Any]:

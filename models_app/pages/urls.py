@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from models_app.pages import key_views, playground, views
+from models_app.pages import key_views, playground, usage, views
 
 app_name = "models"
 urlpatterns = [
@@ -19,5 +19,8 @@ urlpatterns = [
     path("playground/stream", playground.stream, name="playground-stream"),
     path("keys", key_views.index, name="keys"),
     path("keys/new", key_views.create, name="key-new"),
+    path("keys/<int:key_id>/edit", key_views.change, name="key-edit"),
+    path("keys/<int:key_id>/rotate", key_views.rotate, name="key-rotate"),
+    path("usage", usage.page, name="usage"),
     path("keys/<int:key_id>/revoke", key_views.revoke, name="key-revoke"),
 ]

@@ -25,6 +25,7 @@ PAGES = (
     ("models:detail", ["draft-idea"]),
     ("models:playground", []),
     ("models:keys", []),
+    ("models:usage", []),
     ("models:of-node", ["atlas"]),
     ("models:node-cells", []),
     ("jobs:list", []),

@@ -20,6 +20,7 @@ PAGES = (
     ("models:of-node", ["atlas"]),
     ("models:playground", []),
     ("models:keys", []),
+    ("models:usage", []),
     ("jobs:list", []),
     ("jobs:timeline", ["qwen3-coder"]),
     ("audit:list", []),
