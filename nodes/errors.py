@@ -8,6 +8,7 @@ MirbadError
 │   └── PinChanged               409 invalid_state (enrolled again with another key)
 ├── Unavailable
 │   ├── NodeOffline              503 node_offline
+│   │   └── NodeTurnedAway       503 node_offline (it hung up on us)
 │   ├── NodeIncompatible         503 node_incompatible
 │   └── NodePendingTakeover      503 node_pending_takeover
 ├── MasterFenced                 409 master_fenced
@@ -48,6 +49,10 @@ class NodeOffline(Unavailable):
     """The node cannot be reached now."""
 
     code = "node_offline"
+
+
+class NodeTurnedAway(NodeOffline):
+    """The node was reached and hung up before it answered: it may not accept the certificate that it was shown."""
 
 
 class NodeIncompatible(Unavailable):

@@ -10,7 +10,7 @@ from agent.wire.capability import Capabilities
 from mirbad.kernel.errors import Conflict, NotFound
 from nodes.errors import NodeDraining, NodeIncompatible, NodeOffline, NodePendingTakeover, NodeRevoked
 from nodes.models import Node, NodeCondition
-from nodes.states import APPROVED, FENCED, INCOMPATIBLE, ONLINE, PENDING, REVOKED, UNKNOWN
+from nodes.states import APPROVED, FENCED, INCOMPATIBLE, ONLINE, PENDING, RE_PAIR, REVOKED, UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ def fleet_members() -> QuerySet[Node]:
 
 def shown_state(node: Node, conditions: Iterable[NodeCondition]) -> ShownState:
     """The state of a node from its columns and its conditions; runs no query."""
-    reason = (node.reachability_reason,) if node.reachability_reason else ()
+    conditions = tuple(conditions)
+    reason = tuple(item.detail for item in conditions if item.code == RE_PAIR)
+    reason += (node.reachability_reason,) if node.reachability_reason else ()
     if node.lifecycle == REVOKED:
         return ShownState("Revoked", False)
     if node.lifecycle == PENDING:

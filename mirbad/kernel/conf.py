@@ -84,6 +84,9 @@ class Settings(BaseModel):
     recovery_mode: Literal["none", "fleet-restore"] = "none"
     fencing_takeover: bool = False
     fencing_takeover_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")] = ""
+    pki_ca_cert_file: Path | None = None
+    pki_ca_key_file: Path | None = None
+    pki_flag_interval: Duration = timedelta(minutes=5)
     operation_lease: Duration = timedelta(seconds=30)
     launch_timeout: Duration = timedelta(minutes=30)
     stop_timeout: Duration = timedelta(minutes=2)

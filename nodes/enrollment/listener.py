@@ -43,7 +43,7 @@ class _Shown:
     """What the listener shows now, to notice a change."""
 
     identity: TlsIdentity
-    bundle: tuple[str, ...]
+    leads: tuple[str, ...]
 
 
 class Listener:
@@ -220,11 +220,11 @@ def _end(handler: RequestHandler) -> None:
 
 def _read() -> _Shown:
     row = authority.ensure_for_listener()
-    bundle = store.trust().bundle
-    return _Shown(store.enroll_identity(row, bundle), bundle)
+    trust = store.trust()
+    return _Shown(store.enroll_identity(row, trust.bundle), trust.leads)
 
 
 def _proven(shown: _Shown) -> ssl.SSLContext:
     context = server_context(shown.identity)
-    prove(context, shown.bundle, ENROLL_SERVER_NAME)
+    prove(context, shown.leads, ENROLL_SERVER_NAME)
     return context

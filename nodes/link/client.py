@@ -7,7 +7,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -21,9 +21,17 @@ from agent.wire.status import Event
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict
 from nodes import fencing, reachability
-from nodes.errors import AgentRefused, MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
+from nodes.errors import (
+    AgentRefused,
+    MasterFenced,
+    NodeIncompatible,
+    NodeOffline,
+    NodePendingTakeover,
+    NodeTurnedAway,
+)
 from nodes.link import pools
 from nodes.link.transport import Endpoint, endpoint
+from nodes.pki.tls import TlsIdentity
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +56,7 @@ class _Call:
     body: bytes | None
     timeout_seconds: float
     claim: Claim | None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,32 @@ async def acall(
     """`call` for a caller in an event loop; connections belong to that loop."""
     prepared = await in_thread(lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds))
     received = await _send(prepared)
+    return await in_thread(lambda: _conclude(prepared, received, answer))
+
+
+async def acall_alone(
+    node_id: str,
+    method: str,
+    path: str,
+    body: WireModel | None = None,
+    *,
+    answer: type[T],
+    operation_id: str | None = None,
+    identity: TlsIdentity | None = None,
+    at_any_time: bool = False,
+    timeout_seconds: float = 10.0,
+) -> T:
+    """`acall` over a connection of its own, made for this call and closed after it: the handshake is seen, too.
+
+    With `identity` the master shows that certificate instead of the one in use; with `at_any_time` a node is let in
+    whose certificate has expired (`transport.endpoint_at_any_time`). Raises NodeTurnedAway when the node
+    hung up, as it does on a certificate that it does not accept; and what `call` raises.
+    """
+    dial = endpoint_at_any_time if at_any_time else partial(endpoint, identity=identity)
+    prepared = await in_thread(
+        lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds, dial(node_id))
+    )
+    received = await _send(replace(prepared, alone=True))
     return await in_thread(lambda: _conclude(prepared, received, answer))
 
 
@@ -141,9 +176,15 @@ async def in_thread(work: Callable[[], R]) -> R:
 
 
 def _prepare(
-    node_id: str, method: str, path: str, body: WireModel | None, operation_id: str | None, timeout_seconds: float
+    node_id: str,
+    method: str,
+    path: str,
+    body: WireModel | None,
+    operation_id: str | None,
+    timeout_seconds: float,
+    identity: TlsIdentity | None = None,
 ) -> _Call:
-    target = endpoint(node_id)
+    target = endpoint(node_id, identity)
     headers: dict[str, str] = {}
     claim = None
     if method not in _SAFE_METHODS:
@@ -165,19 +206,26 @@ def _prepare(
 async def _send(prepared: _Call) -> _Answer:
     target = prepared.endpoint
     try:
-        session = await pools.of_running_loop().session(target)
-        async with session.request(
-            prepared.method,
-            _url(target, prepared.path),
-            data=prepared.body,
-            headers=prepared.headers,
-            server_hostname=target.server_name,
-            timeout=aiohttp.ClientTimeout(total=prepared.timeout_seconds, sock_connect=pools.CONNECT_SECONDS),
-            allow_redirects=False,
-        ) as response:
-            return _Answer(response.status, await _read_limited(response))
+        if not prepared.alone:
+            return await _exchange(await pools.of_running_loop().session(target), prepared)
+        async with pools.lone_session(target) as session:
+            return await _exchange(session, prepared)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _offline(target, error) from error
+
+
+async def _exchange(session: aiohttp.ClientSession, prepared: _Call) -> _Answer:
+    target = prepared.endpoint
+    async with session.request(
+        prepared.method,
+        _url(target, prepared.path),
+        data=prepared.body,
+        headers=prepared.headers,
+        server_hostname=target.server_name,
+        timeout=aiohttp.ClientTimeout(total=prepared.timeout_seconds, sock_connect=pools.CONNECT_SECONDS),
+        allow_redirects=False,
+    ) as response:
+        return _Answer(response.status, await _read_limited(response))
 
 
 def _conclude(prepared: _Call, received: _Answer, answer: type[T]) -> T:
@@ -236,12 +284,21 @@ def _require_same(target: Endpoint) -> None:
 
 
 def _offline(target: Endpoint, error: BaseException) -> NodeOffline:
-    return NodeOffline(f"Node {target.node_id} cannot be reached at {target.host} port {target.port}: {_why(error)}.")
+    cause = _cause(error)
+    hung_up = isinstance(cause, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError) or (
+        isinstance(cause, ssl.SSLError) and "ALERT" in (getattr(cause, "reason", None) or "")
+    )
+    kind = NodeTurnedAway if hung_up else NodeOffline
+    return kind(f"Node {target.node_id} cannot be reached at {target.host} port {target.port}: {_why(error)}.")
+
+
+def _cause(error: BaseException) -> Any:
+    return getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
 
 
 def _why(error: BaseException) -> str:
     """The cause of a failed connection in words."""
-    inner: Any = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    inner = _cause(error)
     if isinstance(inner, ssl.SSLError):
         text = inner.verify_message if isinstance(inner, ssl.SSLCertVerificationError) else str(inner.args[-1])
         return f"no trusted connection ({text})"

@@ -23,6 +23,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5.0
 _PER_NODE = 32
 _END_SECONDS = 2.0
+_LEAVE_SECONDS = 15.0
 _DATABASE_THREADS = 4
 
 
@@ -58,27 +59,23 @@ class Pools:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Endpoint, aiohttp.ClientSession]] = {}
+        self._leaving: list[tuple[str, aiohttp.ClientSession]] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
         """The session for `endpoint`; one for a former endpoint of the node is closed with all its connections."""
         known = self._open.get(endpoint.node_id)
         if known is not None and known[0] == endpoint and not known[1].closed:
             return known[1]
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                ssl=endpoint.ssl_context,
-                limit=_PER_NODE,
-                resolver=_GuardedResolver(endpoint),
-                use_dns_cache=False,
-                happy_eyeballs_delay=None,
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-        )
+        session = _make_session(endpoint)
         self._open[endpoint.node_id] = (endpoint, session)
         if known is not None:
-            await known[1].close()
+            if known[0].pins & endpoint.pins and known[0].server_name == endpoint.server_name:
+                # The same node under a renewed certificate: what is under way ends well, nothing new is begun there.
+                self._leaving.append((endpoint.node_id, known[1]))
+                asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self._let_go, known[1])
+            else:
+                await known[1].close()
         return session
 
     async def close(self, node_id: str | None = None) -> None:
@@ -87,6 +84,36 @@ class Pools:
             known = self._open.pop(key, None)
             if known is not None:
                 await known[1].close()
+        for key, session in list(self._leaving):
+            if node_id in (None, key):
+                self._leaving.remove((key, session))
+                await session.close()
+
+    def _let_go(self, session: aiohttp.ClientSession) -> None:
+        self._leaving = [entry for entry in self._leaving if entry[1] is not session]
+        task = asyncio.get_running_loop().create_task(session.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def lone_session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    """A session that shares its connections with nobody; the caller closes it."""
+    return _make_session(endpoint)
+
+
+def _make_session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            ssl=endpoint.ssl_context,
+            limit=_PER_NODE,
+            resolver=_GuardedResolver(endpoint),
+            use_dns_cache=False,
+            happy_eyeballs_delay=None,
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+    )
 
 
 _pools: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pools]" = weakref.WeakKeyDictionary()

@@ -48,9 +48,10 @@ def client_context(identity: TlsIdentity, ca_bundle: tuple[str, ...], pins: froz
     return context
 
 
-def endpoint(node_id: str) -> Endpoint:
+def endpoint(node_id: str, identity: TlsIdentity | None = None) -> Endpoint:
     """How to dial one node: by its approved key, or before approval by the pending one (for ``info`` only).
 
+    `identity` is what the master shows; by default the one in use.
     Raises NotFound, NodeRevoked, Conflict (no key yet), Unavailable (the master has no identity yet).
     """
     node = Node.objects.filter(pk=node_id).first()
@@ -58,7 +59,7 @@ def endpoint(node_id: str) -> Endpoint:
         raise NotFound(f"There is no node {node_id}.")
     if node.lifecycle == REVOKED:
         raise NodeRevoked(f"Node {node_id} is revoked.")
-    found = _endpoints([node])
+    found = _endpoints([node], identity)
     if node_id not in found:
         raise Conflict(f"Node {node_id} has no key that the master knows. Re-pair it.")
     return found[node_id]
@@ -69,12 +70,12 @@ def endpoints() -> dict[str, Endpoint]:
     return _endpoints(list(Node.objects.filter(lifecycle=APPROVED)))
 
 
-def _endpoints(nodes: Iterable[Node]) -> dict[str, Endpoint]:
+def _endpoints(nodes: Iterable[Node], identity: TlsIdentity | None = None) -> dict[str, Endpoint]:
     by_id = {node.pk: node for node in nodes}
     pins = _pins(by_id)
     if not pins:
         return {}
-    identity, bundle = store.client_identity(store.master()), store.trust().bundle
+    identity, bundle = identity or store.client_identity(store.master()), store.accepted()
     return {
         node_id: Endpoint(
             node_id=node_id,

@@ -4,10 +4,13 @@ from nodes.models.authority import Authority, MasterIdentity
 from nodes.models.lease import Lease
 from nodes.models.node import Gpu, Node, NodeCondition
 from nodes.models.pin import NodePin, RevokedKey
+from nodes.models.rotation import CaRotation, CaRotationNode
 from nodes.models.token import JoinToken, TokenAttempt
 
 __all__ = [
     "Authority",
+    "CaRotation",
+    "CaRotationNode",
     "Gpu",
     "JoinToken",
     "Lease",

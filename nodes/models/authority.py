@@ -4,13 +4,24 @@ from django.db import models
 
 
 class Authority(models.Model):
-    """A CA certificate and its sealed key. Slots: current; next and previous during a rotation."""
+    """A CA certificate and its sealed key.
+
+    Slots: current signs; next and previous are trusted beside it during a rotation; withdrawn is still accepted of
+    nodes that have not changed yet, but given to none; retired is a certificate without its key, kept to tell which
+    nodes were left behind.
+    """
 
     CURRENT = "current"
     NEXT = "next"
     PREVIOUS = "previous"
+    WITHDRAWN = "withdrawn"
+    RETIRED = "retired"
 
-    slot = models.CharField(max_length=10, unique=True, choices=[(s, s) for s in (CURRENT, NEXT, PREVIOUS)])
+    slot = models.CharField(
+        max_length=10,
+        unique=True,
+        choices=[(slot, slot) for slot in ("current", "next", "previous", "withdrawn", "retired")],
+    )
     cert_pem = models.TextField()
     key_sealed = models.BinaryField(null=True)
     sha256 = models.CharField(max_length=64, help_text="SHA-256 of the certificate's DER, lower hex.")

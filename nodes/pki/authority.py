@@ -1,9 +1,13 @@
-"""Making of the fleet's authority and of the master's identities, once; renewing of the master's certificates."""
+"""Making of the fleet's authority and of the master's identities, once; renewing of the master's certificates.
+
+And the one way to another CA without a rotation: the present one is replaced as it is, and every node re-paired.
+"""
 
 import ipaddress
 import re
 import socket
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -11,13 +15,16 @@ from cryptography import x509
 from django.db import IntegrityError, transaction
 
 from agent.wire.base import ENROLL_SERVER_NAME
+from audit import log as audit_log
 from mirbad.kernel import clock
+from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.seal import unseal
 from nodes import fencing
 from nodes.addresses import own_addresses
-from nodes.models import Authority, MasterIdentity
-from nodes.pki import store
+from nodes.models import Authority, JoinToken, MasterIdentity
+from nodes.pki import members, outside, rotation, store
 from nodes.pki.certs import (
     Issuer,
     fingerprint,
@@ -27,6 +34,7 @@ from nodes.pki.certs import (
     issue_master_client,
     make_ca,
     to_pem,
+    with_leaf,
 )
 from nodes.pki.keys import key_from_pem, key_to_pem, new_key, spki_of
 
@@ -45,6 +53,8 @@ def ensure() -> MasterIdentity:
     """
     if not MasterIdentity.objects.exists():
         _create()
+    elif outside.is_configured():
+        _follow_files()
     row = store.master()
     changed = _renew(row, hosts_of(from_pem(row.enroll_cert_pem)))
     return store.master() if fencing.bind_instance() or changed else row
@@ -82,31 +92,84 @@ def _clean(host: str) -> str | None:
     return None if address.is_unspecified else str(address)
 
 
+def replace(issuer: Issuer, reason: str) -> list[str]:
+    """Put `issuer` in the place of every CA there is, without a cross certificate and without dual trust.
+
+    No node trusts it: each has to be re-paired, and they are returned. What is under way for joins and rotations is
+    ended. In the caller's transaction. Raises MasterFenced.
+    """
+    fencing.require_unfenced()
+    now, row = clock.now(), MasterIdentity.objects.select_for_update().get()
+    rotation.abandon(row)
+    former = Authority.objects.get(slot=Authority.CURRENT)
+    Authority.objects.filter(pk=former.pk).update(slot=Authority.RETIRED, key_sealed=None)
+    _store(issuer)
+    MasterIdentity.objects.filter(pk=row.pk).update(**_identities(issuer, now), updated_at=now)
+    # Their answers and commands name the former CA.
+    JoinToken.objects.filter(expires_at__gt=now).update(expires_at=now)
+    left = members.strand_all(reason)
+    log.critical("replaced the fleet's certificate authority", sha256=fingerprint(issuer.cert), reason=reason)
+    return left
+
+
+def fresh_issuer() -> Issuer:
+    """A new CA, stored nowhere yet."""
+    key = new_key()
+    return Issuer(make_ca(key, clock.now()), key)
+
+
+def _follow_files() -> None:
+    """Another CA in the files of the settings takes the place of the one that is stored."""
+    current = Authority.objects.filter(slot=Authority.CURRENT).values_list("sha256", flat=True).first()
+    try:
+        if fingerprint(outside.certificate()) == current:
+            return
+        issuer = outside.issuer()
+    except Unavailable as error:
+        # What is stored goes on: nodes must not be lost to a file that is missing for a moment.
+        log.error("the configured CA cannot be used; the stored one stays", why=error.detail)
+        return
+    with transaction.atomic():
+        left = replace(issuer, "the configured CA was replaced")
+        detail = f"configured CA sha256:{fingerprint(issuer.cert)}; nodes to re-pair: {', '.join(left) or 'none'}"
+        audit_log.record("pki.ca-rotation", CONFIG, target="replace", detail=detail)
+
+
 def _create() -> None:
     now = clock.now()
-    ca_key, client_key, enroll_key = new_key(), new_key(), new_key()
-    issuer = Issuer(make_ca(ca_key, now), ca_key)
+    issuer = outside.issuer() if outside.is_configured() else fresh_issuer()
     try:
         with transaction.atomic():
             # Both rows are unique: of processes that start at the same moment one wins, the others take what it made.
-            Authority.objects.create(
-                slot=Authority.CURRENT,
-                cert_pem=to_pem(issuer.cert),
-                key_sealed=store.seal_key(key_to_pem(ca_key), store.CA_KEY),
-                sha256=fingerprint(issuer.cert),
-            )
+            _store(issuer)
             MasterIdentity.objects.create(
-                instance_id=fencing.new_instance_id(),
-                bound_to=fencing.installation(),
-                client_cert_pem=to_pem(issue_master_client(issuer, client_key.public_key(), now)),
-                client_key_sealed=store.seal_key(key_to_pem(client_key), store.CLIENT_KEY),
-                client_spki=spki_of(client_key.public_key()),
-                enroll_cert_pem=to_pem(issue_enroll(issuer, enroll_key.public_key(), enroll_hosts(), now)),
-                enroll_key_sealed=store.seal_key(key_to_pem(enroll_key), store.ENROLL_KEY),
+                instance_id=fencing.new_instance_id(), bound_to=fencing.installation(), **_identities(issuer, now)
             )
     except IntegrityError:
         return
     log.info("made the fleet's certificate authority", sha256=fingerprint(issuer.cert))
+
+
+def _store(issuer: Issuer) -> None:
+    Authority.objects.create(
+        slot=Authority.CURRENT,
+        cert_pem=to_pem(issuer.cert),
+        key_sealed=store.seal_key(key_to_pem(issuer.key), store.CA_KEY),
+        sha256=fingerprint(issuer.cert),
+    )
+
+
+def _identities(issuer: Issuer, now: datetime) -> dict[str, Any]:
+    """Fresh keys and certificates of the master under `issuer`, as columns."""
+    client_key, enroll_key = new_key(), new_key()
+    return {
+        "client_cert_pem": to_pem(issue_master_client(issuer, client_key.public_key(), now)),
+        "client_key_sealed": store.seal_key(key_to_pem(client_key), store.CLIENT_KEY),
+        "client_spki": spki_of(client_key.public_key()),
+        "next_spki": "",
+        "enroll_cert_pem": to_pem(issue_enroll(issuer, enroll_key.public_key(), enroll_hosts(), now)),
+        "enroll_key_sealed": store.seal_key(key_to_pem(enroll_key), store.ENROLL_KEY),
+    }
 
 
 def _renew(row: MasterIdentity, hosts: frozenset[str]) -> bool:
@@ -115,10 +178,13 @@ def _renew(row: MasterIdentity, hosts: frozenset[str]) -> bool:
     fresh: dict[str, str] = {}
     if _is_due(client, now):
         key = key_from_pem(unseal(bytes(row.client_key_sealed), store.CLIENT_KEY))
-        fresh["client_cert_pem"] = to_pem(issue_master_client(store.issuer(), key.public_key(), now))
+        fresh["client_cert_pem"] = with_leaf(
+            row.client_cert_pem, issue_master_client(store.issuer(), key.public_key(), now)
+        )
     if _is_due(enroll, now) or not hosts_of(enroll).issuperset(hosts):
         key = key_from_pem(unseal(bytes(row.enroll_key_sealed), store.ENROLL_KEY))
-        fresh["enroll_cert_pem"] = to_pem(issue_enroll(store.issuer(), key.public_key(), sorted(hosts), now))
+        renewed = issue_enroll(store.issuer(), key.public_key(), sorted(hosts), now)
+        fresh["enroll_cert_pem"] = with_leaf(row.enroll_cert_pem, renewed)
     if not fresh:
         return False
     same = {column: getattr(row, column) for column in fresh}

@@ -43,6 +43,17 @@ def from_pem(pem: str) -> x509.Certificate:
     return x509.load_pem_x509_certificate(pem.encode("ascii"))
 
 
+def with_leaf(pem: str, leaf: x509.Certificate) -> str:
+    """`pem`, a certificate and perhaps the cross certificate behind it, with `leaf` in the place of the first."""
+    _, end, rest = pem.partition("-----END CERTIFICATE-----\n")
+    return to_pem(leaf) + (rest if end else "")
+
+
+def leaf_only(pem: str) -> str:
+    """The first certificate of `pem`, as PEM."""
+    return to_pem(from_pem(pem))
+
+
 def fingerprint(cert: x509.Certificate) -> str:
     """SHA-256 of the certificate's DER, lower hex: the CA hash of a join command, without its ``sha256:``."""
     return hashlib.sha256(cert.public_bytes(Encoding.DER)).hexdigest()
@@ -64,13 +75,39 @@ def make_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
     return builder.sign(key, hashes.SHA256())
 
 
-def issue_node(issuer: Issuer, key: ec.EllipticCurvePublicKey, uid: str, now: datetime) -> x509.Certificate:
+def cross_sign(issuer: Issuer, authority: x509.Certificate, now: datetime) -> x509.Certificate:
+    """`authority` (another root) signed by `issuer`: who trusts the issuer alone accepts what that root signs."""
+    key = authority.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise TypeError("the key of a CA is an elliptic-curve key")
+    not_after = min(issuer.cert.not_valid_after_utc, authority.not_valid_after_utc)
+    builder = _start(authority.subject, issuer.cert.subject, key, issuer.key.public_key(), now - CA_BACKDATE, not_after)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    return builder.sign(issuer.key, hashes.SHA256())
+
+
+def is_issued_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether `cert` was issued by `authority`: its issuer's name and key id are that CA's."""
+    if cert.issuer != authority.subject:
+        return False
+    try:
+        theirs = cert.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+        ours = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+    except x509.ExtensionNotFound:
+        return False
+    return theirs == ours
+
+
+def issue_node(
+    issuer: Issuer, key: ec.EllipticCurvePublicKey, uid: str, now: datetime, life: timedelta = AGENT_LIFE
+) -> x509.Certificate:
     """The certificate of an agent: it may serve, under the name and URI of its uid, and do nothing else."""
     names: list[x509.GeneralName] = [
         x509.DNSName(node_server_name(uid)),
         x509.UniformResourceIdentifier(node_uri(uid)),
     ]
-    return _leaf(issuer, key, uid, names, ExtendedKeyUsageOID.SERVER_AUTH, now, AGENT_LIFE)
+    return _leaf(issuer, key, uid, names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
 
 
 def issue_master_client(issuer: Issuer, key: ec.EllipticCurvePublicKey, now: datetime) -> x509.Certificate:

@@ -17,10 +17,14 @@ ENROLL_KEY = "nodes.master.enroll-key"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The CAs that stand now. `bundle` is PEM, the issuing CA first; `hashes` are ``sha256:<hex>`` in that order."""
+    """The CAs that stand now. `bundle` is PEM, the issuing CA first; `hashes` are ``sha256:<hex>`` in that order.
+
+    `leads` are those of them that the master's own certificates lead to; the next CA has signed none of them yet.
+    """
 
     bundle: tuple[str, ...]
     hashes: tuple[str, ...]
+    leads: tuple[str, ...] = ()
 
 
 def seal_key(pem: bytes, purpose: str) -> bytes:
@@ -46,9 +50,23 @@ def issuer() -> Issuer:
 
 def trust() -> Trust:
     """What nodes must trust: the current CA, then the next and the previous one while a rotation is open."""
+    ordered = _standing(Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS)
+    return Trust(
+        tuple(row.cert_pem for row in ordered),
+        tuple(f"sha256:{row.sha256}" for row in ordered),
+        tuple(row.cert_pem for row in ordered if row.slot != Authority.NEXT),
+    )
+
+
+def accepted() -> tuple[str, ...]:
+    """The CAs, PEM, of which the master accepts a node: those of `trust`, and one that is being withdrawn."""
+    slots = (Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS, Authority.WITHDRAWN)
+    return tuple(row.cert_pem for row in _standing(*slots))
+
+
+def _standing(*slots: str) -> list[Authority]:
     rows = {row.slot: row for row in Authority.objects.exclude(cert_pem="")}
-    ordered = [rows[slot] for slot in (Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS) if slot in rows]
-    return Trust(tuple(row.cert_pem for row in ordered), tuple(f"sha256:{row.sha256}" for row in ordered))
+    return [rows[slot] for slot in slots if slot in rows]
 
 
 def master() -> MasterIdentity:

@@ -11,11 +11,12 @@ import nodes.states
 from jobs.models import Operation
 from mirbad.kernel.states import StateTable
 from models_app.models import Placement
-from nodes.models import Node
+from nodes.models import CaRotation, Node
 from tests.architecture.source import ROOT
 
 TABLES: dict[str, tuple[StateTable, type[Model], str]] = {
     "node-lifecycle": (nodes.states.LIFECYCLE, Node, "lifecycle"),
+    "ca-rotation": (nodes.states.CA_ROTATION, CaRotation, "stage"),
     "node-reachability": (nodes.states.REACHABILITY, Node, "reachability"),
     "placement-desired": (models_app.states.DESIRED, Placement, "desired"),
     "placement-observed": (models_app.states.OBSERVED, Placement, "observed"),

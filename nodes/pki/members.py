@@ -1,0 +1,182 @@
+"""How far each node has come in a CA rotation: what was observed of it, and what is said of it on pages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from mirbad.kernel import clock
+from nodes import conditions
+from nodes.models import Authority, CaRotation, CaRotationNode, Node, NodeCondition, NodePin
+from nodes.pki.certs import from_pem
+from nodes.pki.rotation import authority_of
+from nodes.states import APPROVED, CA_CLOSING, CA_ROLLING_BACK, PENDING, RE_PAIR
+
+SOURCE = "ca-rotation"
+STRANDED = "stranded"
+LEFTOVER = "leftover"
+LEFTOVER_CODE = "ca_trust_leftover"
+PENDING_CODE = "ca_rotation_pending"
+_PROBLEM_LENGTH = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that has a key, in the rotation that is open. `issuer` is the SHA-256 of the CA of its certificate."""
+
+    node_id: str
+    name: str
+    pending: bool
+    spki: str
+    issuer: str
+    pinned_at: datetime
+    record: CaRotationNode
+
+    def has_passed(self, stage: str) -> bool:
+        """Whether it has passed `stage` with the key that it has now."""
+        return self.record.done_stage == stage and self.record.spki == self.spki
+
+    def was_tried_since(self, moment: datetime) -> bool:
+        """Whether something was tried with it at or after `moment`."""
+        return self.record.tried_at is not None and self.record.tried_at >= moment
+
+    def may_hold_new(self, rotation: CaRotation) -> bool:
+        """Whether it may have learnt of the new CA: it was told, or enrolled since the beginning."""
+        return self.record.told or self.pinned_at >= rotation.started_at
+
+
+def read(rotation: CaRotation) -> list[Member]:
+    """Every node with a key that is not revoked; three statements."""
+    authorities = list(Authority.objects.all())
+    records = {record.node_id: record for record in CaRotationNode.objects.filter(rotation=rotation)}
+    found = []
+    for pin in _pins():
+        known = records.get(pin.node_id)
+        # What was observed of another key says nothing of this one: the node was re-paired or has rotated since.
+        record = known or CaRotationNode(rotation=rotation, node_id=pin.node_id)
+        found.append(
+            Member(
+                node_id=pin.node_id,
+                name=pin.node.name,
+                pending=pin.node.lifecycle == PENDING,
+                spki=pin.spki_sha256,
+                issuer=authority_of(from_pem(pin.cert_pem), authorities) if pin.cert_pem else "",
+                pinned_at=pin.created_at,
+                record=record,
+            )
+        )
+    return found
+
+
+def note(member: Member, *, passed: str = "", problem: str = "", told: bool = False) -> None:
+    """Keep what became of a try with a node: the stage that it `passed`, or the `problem` that it has."""
+    columns: dict[str, object] = {"tried_at": clock.now(), "problem": problem[:_PROBLEM_LENGTH]}
+    if passed:
+        columns |= {"done_stage": passed, "spki": member.spki}
+    if told:
+        columns["told"] = True
+    CaRotationNode.objects.update_or_create(
+        rotation_id=member.record.rotation_id, node_id=member.node_id, defaults=columns
+    )
+
+
+def tell(rotation: CaRotation, members: list[Member]) -> None:
+    """Say of each node that has not committed a certificate under the new CA that it has not; one statement if true."""
+    goal = rotation.old_sha256 if rotation.stage == CA_ROLLING_BACK else rotation.new_sha256
+    wanted = {member.node_id: _pending(rotation, member) for member in members if member.issuer != goal}
+    _write(wanted)
+
+
+def settle(rotation: CaRotation, members: list[Member]) -> tuple[list[str], list[str]]:
+    """Name those that are left behind when `rotation` ends now, in the caller's transaction: stranded, leftover.
+
+    A stranded node's certificate is of the CA that goes: it has to be re-paired. A leftover one trusts that CA still,
+    and is told otherwise when it answers again.
+    """
+    back = rotation.stage == CA_ROLLING_BACK
+    goal = rotation.old_sha256 if back else rotation.new_sha256
+    stranded = [member for member in members if member.issuer != goal]
+    passed = CA_ROLLING_BACK if back else CA_CLOSING
+    leftover = [
+        member
+        for member in members
+        if member.issuer == goal and not member.has_passed(passed) and (not back or member.may_hold_new(rotation))
+    ]
+    for outcome, some in ((STRANDED, stranded), (LEFTOVER, leftover)):
+        for member in some:
+            CaRotationNode.objects.update_or_create(
+                rotation=rotation, node_id=member.node_id, defaults={"outcome": outcome, "spki": member.spki}
+            )
+    words = "the CA rotation was rolled back" if back else "the CA rotation was closed early"
+    _write(
+        {
+            **{member.node_id: _stranded(words) for member in stranded},
+            **{member.node_id: _leftover() for member in leftover},
+        }
+    )
+    return [member.node_id for member in stranded], [member.node_id for member in leftover]
+
+
+def strand_all(reason: str) -> list[str]:
+    """Say of every node that it has to be re-paired, since `reason`; in the caller's transaction."""
+    node_ids = [pin.node_id for pin in _pins()]
+    _write({node_id: _stranded(reason) for node_id in node_ids})
+    return node_ids
+
+
+def tidy() -> list[str]:
+    """Take back what no longer holds of nodes that were left behind: they were re-paired, revoked or told since.
+
+    Returns the nodes that still trust a former CA beside the present one.
+    """
+    said = dict(NodeCondition.objects.filter(source=SOURCE).values_list("node_id", "code"))
+    if not said or CaRotation.objects.filter(finished_at=None).exists():
+        return []
+    current = list(Authority.objects.filter(slot=Authority.CURRENT))
+    pins = {pin.node_id: pin for pin in _pins()}
+    left: list[str] = []
+    for node_id, code in said.items():
+        pin = pins.get(node_id)
+        issued_now = pin is not None and bool(pin.cert_pem) and authority_of(from_pem(pin.cert_pem), current) != ""
+        if pin is None or (code != LEFTOVER_CODE and issued_now):
+            conditions.replace(node_id, SOURCE, [])
+        elif code == LEFTOVER_CODE:
+            left.append(node_id)
+    return left
+
+
+def caught_up(node_id: str) -> None:
+    """The node trusts the present CA alone."""
+    conditions.replace(node_id, SOURCE, [])
+
+
+def _pending(rotation: CaRotation, member: Member) -> conditions.Condition:
+    under = "the CA that stays" if rotation.stage == CA_ROLLING_BACK else "the new CA"
+    which = f"CA rotation {rotation.pk} is open (stage {rotation.stage})"
+    return conditions.Condition(PENDING_CODE, f"{which}, and this node has not committed a certificate under {under}.")
+
+
+def _stranded(reason: str) -> conditions.Condition:
+    return conditions.Condition(
+        RE_PAIR, f"Its certificate is of a former CA: {reason}. Re-pair the node (join --rekey)."
+    )
+
+
+def _leftover() -> conditions.Condition:
+    return conditions.Condition(
+        LEFTOVER_CODE, "It still trusts a former CA beside the present one. It is told otherwise when it answers."
+    )
+
+
+def _write(wanted: Mapping[str, conditions.Condition]) -> None:
+    stored = {row.node_id: (row.code, row.detail) for row in NodeCondition.objects.filter(source=SOURCE)}
+    for node_id in stored.keys() - wanted.keys():
+        conditions.replace(node_id, SOURCE, [])
+    for node_id, condition in wanted.items():
+        if stored.get(node_id) != (condition.code, condition.detail):
+            conditions.replace(node_id, SOURCE, [condition])
+
+
+def _pins() -> list[NodePin]:
+    """The pin that counts of each node that is not revoked: current once approved, pending before."""
+    rows = NodePin.objects.filter(node__in=Node.objects.not_revoked()).select_related("node")
+    return [pin for pin in rows if pin.slot == (NodePin.CURRENT if pin.node.lifecycle == APPROVED else NodePin.PENDING)]
