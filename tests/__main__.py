@@ -35,7 +35,7 @@ class Suite:
 SUITES = (
     Suite("unit-and-app", f"not ({_LONG})", parallel=2),
     Suite("postgres", f"not ({_LONG}) and not unit", parallel=2, postgres=True),
-    Suite("e2e", "e2e or container"),
+    Suite("e2e", "e2e or container", parallel=2),
     Suite("faults", "faults"),
     Suite("browser", "browser"),
 )

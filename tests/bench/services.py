@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pwd
+import random
 import secrets
 import shutil
 import socket
@@ -20,10 +21,15 @@ class Missing(Exception):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listens on now.
+
+    From below the range that the kernel gives to outgoing connections, so that none of those takes it in between.
+    """
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _postgres_program(name: str) -> Path:
