@@ -21,9 +21,17 @@ _COLLECTING = re.compile(r"^\s*Collecting ([A-Za-z0-9_.-]+)")
 _DOWNLOADING = re.compile(r"^\s*Downloading (\S+)(?: \(([^)]*)\))?")
 
 
-def digest(requirements: Path, python: str) -> str:
-    """What an installed list is known by: its lock and the interpreter."""
-    return hashlib.sha256(requirements.read_bytes() + python.encode()).hexdigest()
+def digest(requirements: Path, venv: Path) -> str:
+    """What an installed list is known by: its lock, and the interpreter that `venv` was made with."""
+    return hashlib.sha256(requirements.read_bytes() + (venv / "pyvenv.cfg").read_bytes()).hexdigest()
+
+
+def is_installed(venv: Path, name: str) -> bool:
+    """Whether requirements/`name`.txt was installed as it is now. An interpreter that went away counts as no."""
+    with contextlib.suppress(FileNotFoundError):
+        stored = (venv / f".installed-{name}").read_text()
+        return (venv / "bin" / "python").exists() and stored == digest(_REQUIREMENTS / f"{name}.txt", venv)
+    return False
 
 
 def make_venv(venv: Path) -> None:
@@ -48,13 +56,8 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def install(venv: Path, name: str) -> None:
-    """Install requirements/`name`.txt into `venv` unless its stamp says that this was done. Exits when pip fails."""
+    """Install requirements/`name`.txt into `venv` and leave a stamp. Exits when pip fails."""
     requirements = _REQUIREMENTS / f"{name}.txt"
-    stamp = venv / f".installed-{name}"
-    wanted = digest(requirements, sys.version)
-    with contextlib.suppress(FileNotFoundError):
-        if stamp.read_text() == wanted:
-            return
     count = len(re.findall(r"^[A-Za-z0-9_.\[\]-]+==", requirements.read_text(), re.MULTILINE))
     arguments = ["install", "--require-hashes", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     if name in _WITHOUT_DEPENDENCIES:
@@ -63,7 +66,7 @@ def install(venv: Path, name: str) -> None:
     lines = _run_pip([str(venv / "bin" / "python"), "-m", "pip", *arguments, "-r", str(requirements)], name, count)
     if lines is not None:
         sys.exit("\n".join(["The libraries could not be installed. The last lines of pip:", *lines[-12:]]))
-    stamp.write_text(wanted)
+    (venv / f".installed-{name}").write_text(digest(requirements, venv))
     _show(f"Installed {_TITLES[name]}: {count} packages in {time.monotonic() - started:.0f} s", last=True)
 
 
@@ -99,8 +102,10 @@ def main(arguments: list[str]) -> None:
     venv = Path(arguments[0])
     for name in ("PYTHONPATH", "PYTHONHOME"):
         os.environ.pop(name, None)
-    make_venv(venv)
-    for name in arguments[1:]:
+    missing = [name for name in arguments[1:] if not is_installed(venv, name)]
+    if missing:
+        make_venv(venv)
+    for name in missing:
         install(venv, name)
 
 

@@ -221,7 +221,6 @@ def child_environment(settings: Settings, redis_url: str, started: float) -> dic
         "MIRBAD_REDIS_URL": redis_url,
         "DJANGO_SETTINGS_MODULE": "mirbad.settings",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "",
         STARTED: repr(started),
         "MIRBAD_INTERNAL_PARENT": str(os.getpid()),
     }
