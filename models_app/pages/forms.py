@@ -87,7 +87,9 @@ class ModelForm(forms.Form):
     )
     tags = forms.CharField(label="Tags", required=False, help_text="Separated by commas.")
     auto_start = forms.BooleanField(
-        label="Start by itself", required=False, help_text="After a restart of its node or of the master."
+        label="Start by itself",
+        required=False,
+        help_text="With the master, even after it was stopped. What is wanted running comes back anyway.",
     )
     keep_serving = forms.BooleanField(
         label="Keep serving during jobs", required=False, help_text="Benchmarks on its node do not pause it."
@@ -99,7 +101,7 @@ class ModelForm(forms.Form):
     ) -> None:
         self.model = model
         super().__init__(data, initial=_initial(model) if model else None)
-        self.fields["node"].choices = [("", "No node yet"), *nodes]  # type: ignore[attr-defined]
+        self.fields["node"].choices = [*_no_node(nodes, model), *nodes]  # type: ignore[attr-defined]
         chosen = (data.getlist("gpu_uuids") if data is not None else self.initial.get("gpu_uuids")) or ()
         # Any uuid may be sent; whether the node has it is the registry's rule.
         self.fields["gpu_uuids"].choices = [(uuid, uuid) for uuid in chosen]  # type: ignore[attr-defined]
@@ -135,7 +137,11 @@ class ModelForm(forms.Form):
     def refuse(self, error: InvalidRequest) -> None:
         """Put each problem of `error` beside the field that it is about."""
         for problem in error.problems or [{"message": error.detail}]:
-            self.add_error(_field_of(problem), problem["message"])
+            field = _field_of(problem)
+            # Beside its field a message need not begin with the field's path.
+            self.add_error(
+                field, problem["message"].removeprefix(f"{problem.get('field')}: ") if field else problem["message"]
+            )
 
     def _document(self) -> dict[str, Any]:
         data = self.cleaned_data
@@ -166,6 +172,13 @@ class ModelForm(forms.Form):
                 name, equals, value = line.partition("=")
                 pairs[name.strip()] = value if equals else None
         return pairs
+
+
+def _no_node(nodes: Sequence[tuple[str, str]], model: ModelDefinition | None) -> list[tuple[str, str]]:
+    """The choice of no node, where it is one: a new model goes to the only node, and one of several must be chosen."""
+    if model is not None or not nodes:
+        return [("", "No node yet")]
+    return [("", "Choose a node")] if len(nodes) > 1 else []
 
 
 # What is sent under another name than the field has, and rules over several fields by their code.

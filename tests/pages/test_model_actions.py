@@ -55,6 +55,24 @@ def test_a_model_is_defined_by_the_form(master, operator):
         assert "hf_aSecretThatIsLong" not in operator.client.get(page).content.decode()
 
 
+def _node_choices(page: bytes) -> list[str]:
+    select = re.search(r'<select id="id_node".*?</select>', page.decode(), re.DOTALL).group(0)
+    return re.findall(r">([^<>]+)</option>", select)
+
+
+def test_the_form_offers_no_node_only_where_a_model_may_be_without_one(operator):
+    assert _node_choices(operator.client.get("/models/-/new").content) == ["No node yet"]
+    seed.node("one", "one")
+    assert _node_choices(operator.client.get("/models/-/new").content) == ["one"]
+    seed.node("two", "two")
+    assert _node_choices(operator.client.get("/models/-/new").content) == ["Choose a node", "one", "two"]
+
+
+def test_a_message_beside_a_field_does_not_repeat_the_fields_name(master, operator):
+    answer = operator.client.post("/models/-/new", FORM | {"start_timeout_seconds": "99999999999"}, headers=HX)
+    assert ">Input should be less than or equal to 86400<" in answer.content.decode()
+
+
 def test_an_edit_keeps_what_was_not_touched(master, operator):
     operator.client.post("/models/-/new", FORM | {"secret_env": "KEY=value", "args": "--threads\n2"}, headers=HX)
     page = operator.client.get("/models/small-talk/edit").content.decode()
