@@ -3,6 +3,7 @@
 A process of its own, so that the supervisor's side never holds Django in memory.
 """
 
+import logging
 import os
 import sys
 
@@ -24,6 +25,7 @@ def main() -> int:
 
     django.setup()
     from mirbad.kernel import logs
+    from mirbad.kernel.conf import settings
     from mirbad.up.bootstrap import steps
 
     logs.configure("bootstrap", console=False)
@@ -34,6 +36,9 @@ def main() -> int:
         progress.warn(str(error))
     except MirbadError as error:
         progress.warn(f"{error.detail} ({error.code})")
+    except Exception:
+        logging.getLogger("mirbad.up").exception("the bootstrap failed")
+        progress.warn(f"Mirbad has a fault: the bootstrap failed. See {settings().logs_dir / 'bootstrap.log'}")
     return 1
 
 
