@@ -57,7 +57,7 @@ def resume(node_id: str, takeover_id: str, agent_epoch: int, confirm: str, actor
         if confirm.strip() != node_id:
             raise ConfirmationRequired(f"Stop every other master first. Then type {node_id} to confirm.")
         _require_waiting(node, takeover_id, agent_epoch)
-        frozen = {"takeoverId": takeover_id, "agentEpoch": agent_epoch}
+        frozen = {"takeoverId": takeover_id, "agentEpoch": agent_epoch, "installation": fencing.bound_to()}
         opened = open_operation(takeover.CONTINUATION.lane, _TARGET_KIND, _TARGET)
         if opened is not None:
             if opened.kind == takeover.CONTINUE and opened.node_id_text == node_id and opened.input == frozen:
@@ -86,7 +86,8 @@ def _take_over(actor: Actor, frozen: dict[str, Any]) -> Operation:
         raise _busy(opened)
     source = frozen["source"] or "a person"
     log.warning("takeover requested", source=source, actor=actor.name)
-    return _create(takeover.KIND, actor, frozen, f"Takeover requested ({source}).")
+    asked = {**frozen, "installation": fencing.bound_to()}
+    return _create(takeover.KIND, actor, asked, f"Takeover requested ({source}).")
 
 
 def _busy(opened: Operation) -> Conflict:

@@ -118,6 +118,11 @@ def advance(since: Claim, epoch: int, operation_id: str, *, takeover: bool = Tru
     return fresh
 
 
+def bound_to() -> str:
+    """The installation that this data is bound to; empty before there is an identity."""
+    return MasterIdentity.objects.values_list("bound_to", flat=True).first() or ""
+
+
 def made_by(operation_id: str) -> Claim | None:
     """The present claim, if `operation_id` made it; None otherwise. For a step that is repeated after a crash."""
     row = MasterIdentity.objects.filter(claimed_by=operation_id).values_list("epoch", "instance_id").first()
@@ -163,7 +168,7 @@ def bind_instance() -> bool:
     fresh = new_instance_id()
     # Guarded by the old binding: of processes that start together one takes the new id, the others find it taken.
     changed = MasterIdentity.objects.filter(pk=row["pk"], bound_to=row["bound_to"]).update(
-        bound_to=here, instance_id=fresh, fenced_reason=reason, updated_at=clock.now()
+        bound_to=here, instance_id=fresh, fenced_reason=reason, claimed_by="", updated_at=clock.now()
     )
     if changed:
         log.warning(

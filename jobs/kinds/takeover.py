@@ -49,6 +49,7 @@ class _Answer:
 def _probing(step: Step) -> Outcome:
     if step.cancel_requested:
         return Cancelled("Ended before anything was changed.")
+    _require_asked_here(step)
     ours = fencing.present()
     state = dict(step.state)
     if state.get("since") != ours.to_wire():
@@ -68,6 +69,7 @@ def _probing(step: Step) -> Outcome:
 
 
 def _storing(step: Step) -> Outcome:
+    _require_asked_here(step)
     claim = fencing.made_by(step.operation_id)
     if claim is None:
         if step.cancel_requested:
@@ -120,6 +122,13 @@ def _wanted(step: Step) -> list[str]:
 
 def _takeover_id(step: Step) -> str:
     return step.operation_id if step.kind == NAME else str(step.input["takeoverId"])
+
+
+def _require_asked_here(step: Step) -> None:
+    """Whoever asked meant the installation they looked at; in a copy of its data the wish is nobody's."""
+    if step.input["installation"] != fencing.bound_to():
+        text = "This was asked of the installation that the data was copied from. Ask here, if it is stopped."
+        raise StepFailed("invalid_state", text, final=True)
 
 
 def _require_as_confirmed(step: Step, answer: _Answer) -> None:

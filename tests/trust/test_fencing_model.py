@@ -1,0 +1,120 @@
+"""The model of fencing against the real code, and the mutants that it must catch."""
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from agent.fence import Fence
+from agent.server import app as agent_app
+from agent.server import handlers
+from agent.server.keys import INSTANCES
+from agent.wire.fence import Claim
+from jobs.kinds import takeover
+from nodes import fencing
+from tests.trust import bench
+from tests.trust.fencing_model import Fencing
+
+pytestmark = [pytest.mark.app, pytest.mark.django_db, pytest.mark.timeout(900)]
+
+RUNS = int(os.environ.get("MIRBAD_TEST_FENCING_RUNS", "25"))
+STEPS = 30
+MUTANT_RUNS = 400
+games: list[None] = []
+
+
+def play(runs: int, *, seed: int | None = None) -> None:
+    """Play `runs` games; the first that breaks a rule raises. `games` counts those that were begun."""
+    chosen = settings(
+        max_examples=runs,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        derandomize=seed is not None,
+        suppress_health_check=list(HealthCheck),
+        # A game that broke a rule is long enough to be read; making it shorter takes minutes.
+        phases=(Phase.generate,),
+        print_blob=False,
+    )
+    games.clear()
+    with bench.playing(seed or 0) as make:
+
+        def counted() -> bench.Bench:
+            games.append(None)
+            return make()
+
+        run_state_machine_as_test(type("Game", (Fencing,), {"make": staticmethod(counted)}), settings=chosen)
+
+
+def report(name: str, value: str) -> None:
+    """Tell the figures what came out, when they ask."""
+    if path := os.environ.get("MIRBAD_TEST_FENCING_REPORT"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps([name, value]) + "\n")
+
+
+def test_no_game_ends_with_two_masters_obeyed():
+    play(RUNS)
+    assert len(games) >= RUNS
+    report("games", f"{len(games)} x {STEPS}")
+
+
+def _forgetful(self: Fence, claim: Claim) -> Any:
+    async def store() -> None:
+        self._held = claim
+
+    return store()
+
+
+def _equal_is_enough(self: Fence, claim: Claim) -> None:
+    if self._held is not None and claim.epoch < self._held.epoch:
+        REAL_COMPARE(self, claim)
+
+
+async def _blindly(node_id: str) -> Any:
+    return takeover._Answer(node_id, None)
+
+
+async def _unfenced_stop(request: web.Request) -> web.StreamResponse:
+    view = await request.app[INSTANCES].stop(request.match_info["instance_id"], 1.0)
+    return web.json_response(view.to_wire(), status=202)
+
+
+REAL_COMPARE = Fence._compare
+ROUTES = tuple(
+    (method, path, _unfenced_stop if handler is handlers.post_stop else handler)
+    for method, path, handler in agent_app.ROUTES
+)
+MUTANTS = {
+    "the mark is not durable": (Fence, "_store", _forgetful),
+    "an equal epoch is accepted": (Fence, "_compare", _equal_is_enough),
+    "a takeover reads nobody": (takeover, "_ask", _blindly),
+    "a restored master keeps its id": (fencing, "bind_instance", lambda: False),
+    "one route is not fenced": (agent_app, "ROUTES", ROUTES),
+}
+
+
+def caught(mutant: str) -> str | None:
+    """What the model says of a mutant; None when it sees nothing."""
+    target, name, replacement = MUTANTS[mutant]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(target, name, replacement))
+        try:
+            play(MUTANT_RUNS, seed=1)
+        except bench.Violation as violation:
+            return str(violation)
+    return None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_caught(mutant):
+    words = caught(mutant)
+    report(mutant, f"caught in game {len(games)}" if words else "not caught")
+    assert words, f"the model does not see that {mutant}"
