@@ -10,6 +10,7 @@ from pathlib import Path
 from agent.config import AgentConfig
 from agent.deliveries import docker_engine
 from agent.deliveries.docker_engine import EngineState
+from agent.downloads.folders import origin
 from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
 from agent.telemetry import gpu, host, memory
@@ -110,7 +111,7 @@ def _no_gpus_in_containers(runtime: Runtime, container: EngineState, has_gpus: b
 
 
 def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -> tuple[Feature, ...]:
-    features = [Feature.LAUNCH_ENV, Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE]
+    features = [Feature.LAUNCH_ENV, Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE, Feature.DOWNLOADS]
     if container.problem is None:
         features.append(Feature.DELIVERY_CONTAINER)
     if model is MemoryModel.DISCRETE:
@@ -157,4 +158,13 @@ def _folder(path: Path) -> ModelFolder | None:
             continue
         files.append(FolderFile(path=str(file.relative_to(path)), size_bytes=size))
     total = sum(file.size_bytes for file in files)
-    return ModelFolder(name=path.name, files=tuple(files), total_bytes=total, truncated=truncated)
+    repository, commit, missing = origin(path)
+    return ModelFolder(
+        name=path.name,
+        files=tuple(files),
+        total_bytes=total,
+        truncated=truncated,
+        repository=repository,
+        commit=commit,
+        missing=missing,
+    )

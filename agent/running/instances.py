@@ -200,6 +200,14 @@ class Instances:
         """Every instance, ended ones too."""
         return tuple(keeper.view() for keeper in self._keepers.values())
 
+    def using_folder(self, name: str) -> tuple[str, ...]:
+        """Ids of the models whose engines live from the model folder `name`."""
+        return tuple(
+            keeper.record.spec.model_id
+            for keeper in self._keepers.values()
+            if keeper.record.is_live and keeper.record.spec.source and _top(keeper.record.spec.source.folder) == name
+        )
+
     def target(self, instance_id: str) -> EngineTarget:
         """Where to send a request for it. AgentError NOT_FOUND, or NOT_READY unless it is ready or unhealthy."""
         record = self._get(instance_id).record
@@ -240,6 +248,10 @@ class Instances:
         if keeper is None:
             raise AgentError(AgentCode.NOT_FOUND, f"This node has no instance {instance_id}.")
         return keeper
+
+
+def _top(folder: str) -> str:
+    return folder.split("/", 1)[0]
 
 
 def _deliveries(config: AgentConfig, fleet: str, node: str) -> Mapping[Delivery, EngineDelivery]:

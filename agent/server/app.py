@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from agent.config import AgentConfig
+from agent.downloads import Downloads
 from agent.fence import Fence
 from agent.operations import Journal
 from agent.running import Instances
-from agent.server import handlers, pki
+from agent.server import downloads, handlers, pki
 from agent.server.events import Hub
 from agent.server.guard import Handler, guard
 from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
@@ -34,6 +35,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("PUT", "/pki/certificate", pki.put_certificate),
     ("DELETE", "/pki/next", pki.delete_next),
     ("PUT", "/pki/trust", pki.put_trust),
+    *downloads.ROUTES,
 )
 
 
@@ -49,6 +51,7 @@ class Parts:
     hub: Hub
     reporter: Reporter
     rotation: Rotation
+    downloads: Downloads
 
 
 def make_app(parts: Parts) -> web.Application:
@@ -62,6 +65,7 @@ def make_app(parts: Parts) -> web.Application:
     app[HUB] = parts.hub
     app[REPORTER] = parts.reporter
     app[ROTATION] = parts.rotation
+    app[downloads.DOWNLOADS] = parts.downloads
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

@@ -13,6 +13,7 @@ from aiohttp import web
 from agent import __version__
 from agent.capability import read_capabilities
 from agent.config import AgentConfig
+from agent.downloads import Downloads
 from agent.errors import AgentError
 from agent.fence import Fence
 from agent.identity import BrokenIdentity, Identity, IdentityStore, in_groups, read_boot_id
@@ -89,6 +90,7 @@ class Server:
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
         self.hub = Hub(Sequence(config.state_dir, read_boot_id()))
+        self._downloads = Downloads(config)
         self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
         self._runner: web.AppRunner | None = None
@@ -115,6 +117,7 @@ class Server:
         self.hub.bind(self.reporter.status)
         self._warn_of_expiry()
         await self._instances.recover()
+        await self._downloads.recover()
         parts = Parts(
             self._config,
             self.door,
@@ -124,6 +127,7 @@ class Server:
             self.hub,
             self.reporter,
             self._rotation,
+            self._downloads,
         )
         self._runner = web.AppRunner(
             make_app(parts),
@@ -153,6 +157,7 @@ class Server:
         if self._runner is not None:
             await self._runner.cleanup()
         await self._journal.close()
+        await self._downloads.close()
         await self._instances.close()
 
     def _warn_of_expiry(self) -> None:

@@ -40,6 +40,7 @@ class Feature(StrEnum):
     DELIVERY_CONTAINER = "delivery.container"
     FOLDERS = "folders"
     PKI_ROTATE = "pki.rotate"
+    DOWNLOADS = "downloads"
 
 
 class AgentInfo(WireModel):
@@ -94,12 +95,19 @@ class FolderFile(WireModel):
 
 
 class ModelFolder(WireModel):
-    """One folder under the node's models root. `total_bytes` counts what is listed."""
+    """One folder under the node's models root. `total_bytes` counts what is listed.
+
+    `repository` and `commit` are of the download that filled it, None for a folder of other origin; `missing` are files
+    of that download that are not there as they were verified.
+    """
 
     name: str
     files: tuple[FolderFile, ...] = ()
     total_bytes: int = 0
     truncated: bool = False
+    repository: str | None = None
+    commit: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 class Capabilities(WireModel):

@@ -19,6 +19,7 @@ class RememberedEngines:
         self.gate = asyncio.Event()
         self.gate.set()
         self.refuse_with: AgentError | None = None
+        self.folders: dict[str, tuple[str, ...]] = {}
 
     async def recover(self) -> None:
         pass
@@ -61,6 +62,9 @@ class RememberedEngines:
         if instance_id not in self.held:
             raise AgentError(AgentCode.NOT_FOUND, f"no instance {instance_id}")
         return self.held[instance_id]
+
+    def using_folder(self, name: str) -> tuple[str, ...]:
+        return self.folders.get(name, ())
 
     def views(self) -> tuple[InstanceView, ...]:
         return tuple(self.held.values())
