@@ -163,6 +163,28 @@ def ask_to_cancel(operation: Operation) -> bool:
     return True
 
 
+def supersede(operation: Operation, text: str) -> bool:
+    """End `operation` at once, in the caller's transaction, since another one takes its place; False when it is over.
+
+    A worker that is at it loses its lease, so what it learns is not written. Its kind's ending is not called.
+    """
+    now = clock.now()
+    ended = unfinished().filter(pk=operation.pk)
+    if not ended.update(
+        outcome=CANCELLED,
+        finished_at=now,
+        fence=F("fence") + 1,
+        lease_owner="",
+        lease_expires_at=None,
+        progress={},
+        error={"code": "superseded", "detail": text},
+    ):
+        return False
+    _tell(operation.pk, operation.stage, text, now)
+    events.changed(operation.pk)
+    return True
+
+
 def due_ids(limit: int = 500, *, kinds: Collection[str] | None = None) -> list[str]:
     """Ids of operations that are due and that nobody holds, the longest waiting first; None is every kind."""
     rows = Operation.objects.filter(due(clock.now()))

@@ -2,6 +2,7 @@
 
 from jobs import worker
 from jobs.base import STEP
+from jobs.loops.renew import renew_once
 from jobs.loops.resume import resume_once
 from jobs.loops.sweep import sweep_once
 from jobs.loops.takeover import look_once
@@ -24,6 +25,12 @@ def sweep() -> None:
 def take_over() -> None:
     """Ask for the takeovers that a flag file or an option wants."""
     look_once()
+
+
+@tick("jobs.renew")
+def renew() -> None:
+    """Renew the certificates of nodes that are due."""
+    renew_once()
 
 
 @tick("jobs.resume")

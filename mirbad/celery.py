@@ -10,6 +10,7 @@ from typing import Any
 from celery.signals import beat_init, celeryd_init, setup_logging, worker_ready, worker_shutdown
 
 from mirbad.kernel import logs
+from mirbad.kernel.conf import settings
 from mirbad.tasking import heartbeat
 from mirbad.tasking.app import app
 
@@ -23,10 +24,16 @@ def _every(task: str, seconds: float) -> dict[str, Any]:
     return {"task": task, "schedule": seconds, "options": {"expires": max(5.0, 3 * seconds)}}
 
 
+def _renewal_seconds() -> float:
+    # Once a minute does for months; a life of seconds, as in trials, wants looks to match.
+    return max(1.0, min(60.0, settings().agent_certificate_life.total_seconds() / 60))
+
+
 app.conf.beat_schedule = {
     "ring-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
     "take-over-when-configured": _every("jobs.takeover", 5.0),
+    "renew-certificates-of-nodes": _every("jobs.renew", _renewal_seconds()),
     "seal-audit-lines": _every("audit.seal", 5.0),
     "prune-audit-lines": _every("audit.retention", 3600.0),
 }

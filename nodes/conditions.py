@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from django.db import transaction
 
+from mirbad.kernel import clock
+from mirbad.kernel.conf import settings
 from mirbad.live import hints
 from nodes.models import NodeCondition
 
@@ -18,12 +21,46 @@ class Condition:
     subject: str = ""
 
 
+CLOCK_TOLERANCE = timedelta(minutes=15)
+"""How far a node's clock may be from the master's. Certificates are issued an hour back in time, so this much works."""
+
+_ALARM_LEFT = 15 / 90
+
+
+def certificate_alarm_at(now: datetime) -> datetime:
+    """A certificate that ends before this moment should have been renewed by `now`."""
+    return now + settings().agent_certificate_life * _ALARM_LEFT
+
+
+def note_certificate(node_id: str, not_after: datetime | None) -> bool:
+    """Say that the node's certificate was not renewed in time, once a sixth of its life is left; else take it back."""
+    if not_after is None or not_after > certificate_alarm_at(clock.now()):
+        return replace(node_id, "certificate", [])
+    verb = "expired" if not_after <= clock.now() else "expires"
+    text = f"The node's certificate {verb} on {not_after:%Y-%m-%d %H:%M} UTC and was not renewed. "
+    return replace(node_id, "certificate", [Condition("certificate_expires", text + "Rotate it or re-pair the node.")])
+
+
+def note_clock(node_id: str, theirs: datetime | None) -> bool:
+    """Say that the node's clock is wrong, with both times, once it is too far from the master's; else take it back."""
+    now = clock.now()
+    if theirs is None or abs(theirs - now) <= CLOCK_TOLERANCE:
+        return replace(node_id, "clock", [])
+    text = (
+        f"The node's clock says {theirs:%Y-%m-%d %H:%M} UTC while the master's says {now:%Y-%m-%d %H:%M} UTC. "
+        "Set the wrong one right: certificates fail by it."
+    )
+    return replace(node_id, "clock", [Condition("clock_differs", text)])
+
+
 def replace(node_id: str, source: str, conditions: Iterable[Condition]) -> bool:
     """Make `conditions` all that `source` says of the node; says whether that changed anything.
 
     A reason that stays keeps its `since`.
     """
     wanted = {(item.code[:40], item.subject[:120]): item.detail[:500] for item in conditions}
+    if not wanted and not NodeCondition.objects.filter(node_id=node_id, source=source).exists():
+        return False
     with transaction.atomic():
         stored = {(row.code, row.subject): row for row in NodeCondition.objects.filter(node_id=node_id, source=source)}
         gone = [row.pk for key, row in stored.items() if key not in wanted]

@@ -22,7 +22,6 @@ log = structlog.get_logger(__name__)
 
 OFFLINE_AFTER = timedelta(seconds=15)
 _REASON_LENGTH = 500
-_EXPIRES_SOON = timedelta(days=15)
 
 
 def seen(node_id: str, word: AgentInfo | NodeStatus) -> bool:
@@ -104,19 +103,8 @@ def observe_info(node_id: str, info: AgentInfo, protocol: int | None) -> None:
         cert_not_after=not_after,
         **_claim_columns(info.held_claim),
     )
-    expiring = not_after is not None and not_after - clock.now() < _EXPIRES_SOON
-    conditions.replace(
-        node_id,
-        "certificate",
-        [
-            conditions.Condition(
-                "certificate_expires",
-                f"The node's certificate expires on {not_after:%Y-%m-%d} and was not renewed. Re-pair the node.",
-            )
-        ]
-        if expiring
-        else [],
-    )
+    conditions.note_certificate(node_id, not_after)
+    conditions.note_clock(node_id, _time(info.time or ""))
 
 
 def observe_status(node_id: str, status: NodeStatus) -> bool:

@@ -140,7 +140,21 @@ def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
     return Node.objects.get(pk=node_id)
 
 
-def revoke(node_id: str, actor: Actor) -> Node:
+def keep_work_out(node_id: str) -> bool:
+    """Let the node take no new work while it is being revoked, in the caller's transaction; True when it took none."""
+    changed = Node.objects.filter(pk=node_id, lifecycle=APPROVED, draining=False).update(draining=True)
+    if changed:
+        _announce(node_id)
+    return not changed
+
+
+def let_work_in(node_id: str) -> None:
+    """The revoke did not come to pass: the node takes work as before. In the caller's transaction."""
+    if Node.objects.filter(pk=node_id, lifecycle=APPROVED, draining=True).update(draining=False):
+        _announce(node_id)
+
+
+def revoke(node_id: str, actor: Actor, *, operation_id: str = "") -> Node:
     """Never speak to the node again: its keys are remembered as revoked, its id stays taken, its tokens expire.
 
     What runs there is the caller's concern, before this. Raises NotFound, NodeRevoked, MasterFenced.
@@ -156,7 +170,8 @@ def revoke(node_id: str, actor: Actor) -> Node:
         )
         NodePin.objects.filter(node=node).delete()
         transition(Node.objects.filter(pk=node_id), LIFECYCLE, "lifecycle", REVOKED, revoked_at=now, draining=False)
-        audit_log.record("node.revoke", actor, node_id=node_id, detail=f"keys {', '.join(spkis) or 'none'}")
+        keys = f"keys {', '.join(spkis) or 'none'}"
+        audit_log.record("node.revoke", actor, node_id=node_id, operation_id=operation_id, detail=keys)
         _announce(node_id)
     return Node.objects.get(pk=node_id)
 

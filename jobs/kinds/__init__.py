@@ -1,8 +1,18 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import launch, stop, takeover
+from jobs.kinds import launch, revoke, rotate_cert, stop, takeover
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (launch.KIND, stop.KIND, takeover.KIND, takeover.CONTINUATION)}
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        launch.KIND,
+        stop.KIND,
+        takeover.KIND,
+        takeover.CONTINUATION,
+        rotate_cert.KIND,
+        revoke.KIND,
+    )
+}
 
 GO_ON_FENCED: frozenset[str] = frozenset(kind.name for kind in KINDS.values() if kind.while_fenced)

@@ -87,6 +87,8 @@ class Settings(BaseModel):
     pki_ca_cert_file: Path | None = None
     pki_ca_key_file: Path | None = None
     pki_flag_interval: Duration = timedelta(minutes=5)
+    agent_certificate_life: Annotated[Duration, Field(ge=timedelta(seconds=10))] = timedelta(days=90)
+    revoke_stop_timeout: Duration = timedelta(seconds=30)
     operation_lease: Duration = timedelta(seconds=30)
     launch_timeout: Duration = timedelta(minutes=30)
     stop_timeout: Duration = timedelta(minutes=2)

@@ -181,7 +181,9 @@ class Pools:
     def _replace(self, peer: Reachable) -> NodePool:
         old = self._pools.get(peer.node_id)
         if old is not None:
-            trust_changed = old.peer.ssl_context is not peer.ssl_context or old.peer.server_name != peer.server_name
-            old.retire(cut=trust_changed)
+            # A renewed certificate comes by a pin that stood before it: what is under way ends well on the old lines.
+            renewed = bool(old.peer.pins & peer.pins)
+            trust_changed = old.peer.ssl_context is not peer.ssl_context and not renewed
+            old.retire(cut=trust_changed or old.peer.server_name != peer.server_name)
         pool = self._pools[peer.node_id] = NodePool(peer, warm=self._warm)
         return pool

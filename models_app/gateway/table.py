@@ -37,6 +37,10 @@ class Reachable(Protocol):
         """The context that knows the node's key."""
 
     @property
+    def pins(self) -> frozenset[str]:
+        """The keys that the node may show."""
+
+    @property
     def loopback_allowed(self) -> bool:
         """Whether the node may be this machine."""
 

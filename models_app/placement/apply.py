@@ -61,6 +61,21 @@ def place_locked(model: ModelDefinition, node_id: str, gpu_uuids: Sequence[str])
     return placement
 
 
+def take_off(placement: Placement, actor: Actor, how: str) -> None:
+    """Take a model off its node in the caller's transaction; its folder stays there. `how` is for the audit line.
+
+    Whoever calls it has made sure that no engine of it runs, or that none can be asked to stop. Another taker before
+    is as good.
+    """
+    gone, _ = Placement.objects.filter(pk=placement.pk).delete()
+    if gone:
+        routing.bump()
+        audit_log.record(
+            "model.unplace", actor, model_id=placement.model_id, node_id=placement.node_id_text, detail=how
+        )
+        events.changed(placement.model_id)
+
+
 def change_gpus(placement: Placement, gpu_uuids: Sequence[str], expected_generation: int | None) -> Placement:
     """Choose other GPUs on the same node, inside the caller's transaction. The generation goes up by one.
 

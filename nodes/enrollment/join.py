@@ -15,6 +15,7 @@ from agent.wire.enroll import EnrollAnswer, EnrollRequest, MasterSpki
 from audit import log as audit_log
 from mirbad.kernel import actor as actors
 from mirbad.kernel import clock
+from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import InvalidRequest
 from mirbad.live import hints
 from nodes import addresses, fencing, reachability
@@ -136,7 +137,7 @@ def _store(join: _Join, token: JoinToken, address: str) -> EnrollAnswer | None:
     node = _rekeyed(join, node) if join.rekey else _joined(join, node, token)
     _write_node(join, node, address)
     issuer, trust, master = store.issuer(), store.trust(), store.master()
-    cert = issue_node(issuer, join.key, str(node.uid), join.now)
+    cert = issue_node(issuer, join.key, str(node.uid), join.now, settings().agent_certificate_life)
     answer = EnrollAnswer(
         node_uid=str(node.uid),
         chain=(to_pem(cert),),

@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -30,7 +31,7 @@ from nodes.errors import (
     NodeTurnedAway,
 )
 from nodes.link import pools
-from nodes.link.transport import Endpoint, endpoint
+from nodes.link.transport import Endpoint, endpoint, endpoint_at_any_time
 from nodes.pki.tls import TlsIdentity
 
 log = structlog.get_logger(__name__)
@@ -182,9 +183,9 @@ def _prepare(
     body: WireModel | None,
     operation_id: str | None,
     timeout_seconds: float,
-    identity: TlsIdentity | None = None,
+    dialled: Endpoint | None = None,
 ) -> _Call:
-    target = endpoint(node_id, identity)
+    target = dialled or endpoint(node_id)
     headers: dict[str, str] = {}
     claim = None
     if method not in _SAFE_METHODS:

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
 _PER_NODE = 32
+_IDLE_SECONDS = 0.4
+"""Calls are few; an idle connection would outlive the revoke of its node."""
 _END_SECONDS = 2.0
 _LEAVE_SECONDS = 15.0
 _DATABASE_THREADS = 4
@@ -106,6 +108,7 @@ def _make_session(endpoint: Endpoint) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(
             ssl=endpoint.ssl_context,
             limit=_PER_NODE,
+            keepalive_timeout=_IDLE_SECONDS,
             resolver=_GuardedResolver(endpoint),
             use_dns_cache=False,
             happy_eyeballs_delay=None,
