@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Callable
 
-from jobs.loops import resume
+from jobs.loops import resume, takeover
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
@@ -50,6 +50,7 @@ def _prepare(progress: Progress) -> str | None:
     people.ensure_password()
     key = people.ensure_first_key()
     resume.autostart()
+    takeover.at_start()
     progress.done(f"Database ready{f' ({applied} migrations applied)' if applied else ''}")
     return key
 
