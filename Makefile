@@ -1,6 +1,6 @@
 # Mirbad: `make up` runs everything, `make test` passes the tests. See README.md.
 
-.PHONY: help up test check figures lock clean
+.PHONY: help up test check figures lock clean bench-gateway
 .DEFAULT_GOAL := help
 
 PYTHON ?=
@@ -25,6 +25,7 @@ help:
 	@echo "make check    style, types, import contracts, architecture (under a minute)"
 	@echo "make figures  measure the product (ONLY=name for one figure)"
 	@echo "make lock     compile requirements/*.in with versions and hashes"
+	@echo "make bench-gateway  measure /v1 beside nginx, Caddy, Envoy and LiteLLM"
 	@echo "make clean    remove what make made; the data folder stays"
 
 up:
@@ -52,6 +53,10 @@ lock:
 	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
 	@for name in agent base dev; do $(LOCK) requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 	@$(LOCK) --no-deps requirements/engine.in -o requirements/engine.txt
+
+bench-gateway:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
+	@exec $(BIN)/python -m tests.bench.gateway
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis tests/.cache

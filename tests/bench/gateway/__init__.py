@@ -1,0 +1,1 @@
+"""The gateway against other proxies, in one run on one machine: `make bench-gateway`."""

@@ -1,0 +1,96 @@
+"""An engine that costs next to nothing: one small answer, or a stream of events at a steady rate.
+
+``python -m tests.bench.gateway.engine PORT EVENTS EVERY_MS [FOLDER]``; with a folder it speaks mutual TLS with the
+files in there. It answers as an agent does, so that the gateway can be measured with one hop as well.
+"""
+
+import asyncio
+import json
+import ssl
+import sys
+from pathlib import Path
+
+import httptools
+import uvloop
+
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello there."}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 4, "total_tokens": 16},
+    }
+).encode()
+EVENT = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+_HEAD = b"HTTP/1.1 200 OK\r\nMirbad-Answer: engine\r\n"
+_SMALL = _HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER)
+_STREAM = _HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+_END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+
+
+class Served(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, events: int, every: float) -> None:
+        self._events, self._every = events, every
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._stream = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self._stream = self._stream or b'"stream": true' in body or b'"stream":true' in body
+
+    def on_message_complete(self) -> None:
+        if not self._stream:
+            self._transport.write(_SMALL)
+            return
+        self._stream = False
+        self._transport.write(_STREAM)
+        self._left = self._events
+        self._next = self._loop.time()
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._left == 0:
+            self._transport.write(_END)
+            return
+        self._left -= 1
+        self._transport.write(_CHUNK)
+        self._next += self._every
+        self._timer = self._loop.call_at(self._next, self._tick)
+
+
+async def main(port: int, events: int, every_ms: float, folder: str = "") -> None:
+    """Serve for ever."""
+    context = None
+    if folder:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=Path(folder) / "ca.pem")
+        context.load_cert_chain(Path(folder) / "node.pem", Path(folder) / "node.key")
+        context.verify_mode = ssl.CERT_REQUIRED
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Served(events, every_ms / 1000), "127.0.0.1", port, ssl=context, backlog=1024
+    )
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))

@@ -1,0 +1,86 @@
+"""A client of many streams at once: ``python -m tests.bench.gateway.listener PORT PATH KEY STREAMS``.
+
+It prints one JSON line: events seen, streams that ended as they should, bytes changed or lost, and times.
+"""
+
+import asyncio
+import json
+import sys
+
+import uvloop
+
+from tests.bench.gateway.engine import DONE, EVENT
+
+
+class Stream(asyncio.Protocol):
+    """One request; the answer is counted as it comes and compared with what the engine says."""
+
+    def __init__(self, request: bytes, over: "asyncio.Future[None]") -> None:
+        self._request, self._over = request, over
+        self._loop = asyncio.get_running_loop()
+        self._data = bytearray()
+        self._head = True
+        self.first: float | None = None
+        self.events = 0
+        self.whole = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._began = self._loop.time()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self.first is None:
+            self.first = self._loop.time() - self._began
+        if self._head:
+            self._data += data
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self._head = False
+            data = bytes(self._data[end + 4 :])
+            self._data.clear()
+        self.events += data.count(b'"delta"')
+        self._data = (self._data + data)[-64:]
+        if DONE in self._data and self._data.endswith(b"0\r\n\r\n"):
+            self.whole = True
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+
+async def main(port: int, path: str, key: str, streams: int) -> None:
+    """Open all streams, wait for their ends."""
+    loop = asyncio.get_running_loop()
+    body = json.dumps(
+        {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
+    ).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    found: list[Stream] = []
+    ends = []
+    for _ in range(streams):
+        over = loop.create_future()
+        _, stream = await loop.create_connection(lambda over=over: Stream(head + body, over), "127.0.0.1", port)
+        found.append(stream)
+        ends.append(over)
+    await asyncio.wait(ends, timeout=120)
+    firsts = sorted(stream.first for stream in found if stream.first is not None)
+    print(
+        json.dumps(
+            {
+                "events": sum(stream.events for stream in found),
+                "whole": sum(stream.whole for stream in found),
+                "first_p50": firsts[len(firsts) // 2] if firsts else None,
+                "event_bytes": len(EVENT),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])))

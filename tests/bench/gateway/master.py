@@ -1,0 +1,109 @@
+"""A gateway with Django beside it, or an agent's relay, as a process of its own, by a table made by hand.
+
+``python -m tests.bench.gateway.master gateway DOOR PORT UPSTREAM_PORT [FOLDER]`` and
+``python -m tests.bench.gateway.master relay PORT ENGINE_PORT FOLDER``. A folder holds the files of mutual TLS.
+"""
+
+import asyncio
+import os
+import ssl
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import uvloop
+
+from agent.running import EngineTarget
+from agent.server.relay import Relay
+from tests.bench.gateway.trust import NAME, SECRET
+
+
+class Instances:
+    """One ready engine."""
+
+    def __init__(self, port: int) -> None:
+        self._target = EngineTarget("127.0.0.1", port, "engine-key", "m", 1)
+        self._view = SimpleNamespace(model_id="m", generation=1)
+
+    def view(self, instance_id: str) -> Any:
+        return self._view
+
+    def target(self, instance_id: str) -> EngineTarget:
+        return self._target
+
+
+async def relay(port: int, engine_port: int, folder: str) -> None:
+    """The second hop."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=Path(folder) / "ca.pem")
+    context.load_cert_chain(Path(folder) / "node.pem", Path(folder) / "node.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    serving = Relay(Instances(engine_port), lambda _: None, asyncio.Protocol, keep_alive_seconds=600)
+    server = await asyncio.get_running_loop().create_server(serving.protocol, "127.0.0.1", port, ssl=context)
+    await server.serve_forever()
+
+
+async def gateway(door: str, port: int, upstream_port: int, folder: str = "") -> None:
+    """The first hop, under uvicorn, with the whole of Django beside it."""
+    import uvicorn
+    from django.core.asgi import get_asgi_application
+
+    django = get_asgi_application()
+    from models_app.gateway.door import Gateway, Options
+    from models_app.gateway.front import Front
+    from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+    from models_app.keys import digest
+    from nodes.link.transport import Endpoint
+
+    context = None
+    if folder:
+        context = ssl.create_default_context(cafile=Path(folder) / "ca.pem")
+        context.load_cert_chain(Path(folder) / "master.pem", Path(folder) / "master.key")
+    end = Endpoint("n", "127.0.0.1", upstream_port, NAME, context, loopback_allowed=True)  # type: ignore[arg-type]
+    route = Route("p1", "m", "n", 1, RouteState.READY)
+    table = Table(
+        version=1,
+        keys={digest(SECRET): Key(1, "bench", None, None)},
+        models={"m": Model("m", ("m",), 1700000000, 60.0, 60.0, 0.0, (route,))},
+        nodes={"n": NodeState.SERVING},
+        endpoints={"n": end},
+    )
+
+    class Fixed:
+        def read(self, known: int | None) -> Table | None:
+            return None if known == 1 else table
+
+        def write(self, used: set[int], sums: Mapping[Any, Any]) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    core = Gateway(Options(64 * 1024 * 1024, 4096), source=Fixed(), sink=Fixed())
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await (core if scope["path"].startswith("/v1/") else django)(scope, receive, send)
+
+    await core.start()
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=port,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        backlog=2048,
+        http=Front(core.serve) if door == "fast" else "httptools",  # type: ignore[arg-type]
+    )
+    await uvicorn.Server(config).serve()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
+    what, *rest = sys.argv[1:]
+    if what == "relay":
+        uvloop.run(relay(int(rest[0]), int(rest[1]), rest[2]))
+    else:
+        uvloop.run(gateway(rest[0], int(rest[1]), int(rest[2]), *rest[3:]))
