@@ -9,12 +9,14 @@ from pathlib import Path
 
 import aiohttp
 
+from agent.clock import monotonic
 from agent.downloads.failures import DownloadFailed, TryAgain
 from agent.downloads.hub import Hub
 from agent.downloads.parts import Part
 from agent.wire.downloads import DownloadFile, DownloadSpec
 
 _WRITE_BYTES = 2 * 1024 * 1024
+_WRITE_SECONDS = 0.25
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _WRONG_TWICE = 2
 
@@ -126,6 +128,7 @@ def _continues(answer: aiohttp.ClientResponse, part: Part) -> bool:
 async def _write(line: Line, part: Part, answer: aiohttp.ClientResponse) -> None:
     waiting = bytearray()
     room = part.file.size_bytes - part.size
+    written = monotonic()
     try:
         async for chunk in answer.content.iter_any():
             waiting += chunk
@@ -133,9 +136,10 @@ async def _write(line: Line, part: Part, answer: aiohttp.ClientResponse) -> None
                 waiting.clear()
                 text = f"{part.file.path} is larger than the {part.file.size_bytes} bytes that the hub states."
                 raise DownloadFailed("size_mismatch", text)
-            if len(waiting) >= _WRITE_BYTES:
+            if len(waiting) >= _WRITE_BYTES or monotonic() - written > _WRITE_SECONDS:
                 room -= len(waiting)
                 await _keep(line, part, waiting)
+                written = monotonic()
     except TimeoutError as error:
         raise TryAgain("no more bytes came in time") from error
     except (aiohttp.ClientError, ConnectionError) as error:

@@ -56,6 +56,8 @@ class Part:
     def open(self) -> None:
         """Take up what an earlier try left: the bytes are read again, so that the digest covers them."""
         with self._lock:
+            if self._ended:
+                return
             handle = self._handle = self.path.open("a+b", buffering=0)
             if os.fstat(handle.fileno()).st_size > self.file.size_bytes:
                 handle.truncate(0)
