@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import fencing, views
+from jobs.api import fencing, nodes, views
 from mirbad.api import converters
 
 converters.register()
@@ -13,6 +13,9 @@ urlpatterns = [
     path("models/<name:model_id>/stop", views.Stop.as_view(), name="api-model-stop"),
     path("models/<name:model_id>/restart", views.Restart.as_view(), name="api-model-restart"),
     path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
+    path("nodes/<name:node_id>", nodes.OneNode.as_view(), name="api-node"),
+    path("nodes/<name:node_id>/rotate-cert", nodes.RotateCertificate.as_view(), name="api-node-rotate-cert"),
+    path("nodes/<name:node_id>/readmit", nodes.Readmit.as_view(), name="api-node-readmit"),
     path("fencing/takeover", fencing.Takeover.as_view(), name="api-fencing-takeover"),
     path("fencing/takeover/continue", fencing.Continuation.as_view(), name="api-fencing-continue"),
     path("operations", views.Operations.as_view(), name="api-operations"),

@@ -1,5 +1,6 @@
 """The shape of nodes on ``/api``. None is not reported."""
 
+from datetime import datetime
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -8,6 +9,7 @@ from rest_framework import serializers
 from mirbad.api.serializers import CamelSerializer
 from nodes import queries
 from nodes.models import Node, NodePin
+from nodes.pki import renewal
 from nodes.states import LIFECYCLE, REACHABILITY
 
 NODE_STATES = ("PendingApproval", "Online", "Degraded", "Offline", "Incompatible", "PendingTakeover", "Revoked")
@@ -53,6 +55,8 @@ class NodeSerializer(CamelSerializer):
     cert_not_after = serializers.DateTimeField(allow_null=True)
     spki_sha256 = serializers.SerializerMethodField(method_name="current_pin")
     pending_spki_sha256 = serializers.SerializerMethodField(method_name="pending_pin")
+    next_spki_sha256 = serializers.SerializerMethodField(method_name="next_pin")
+    renewal_at = serializers.SerializerMethodField(method_name="renewal_of")
     request_address = serializers.CharField()
     enrolled_at = serializers.DateTimeField(allow_null=True)
     approved_at = serializers.DateTimeField(allow_null=True)
@@ -79,6 +83,17 @@ class NodeSerializer(CamelSerializer):
     def pending_pin(self, node: Node) -> str | None:
         """The key that waits for approval."""
         return self._pin(node, NodePin.PENDING)
+
+    @extend_schema_field(serializers.CharField(allow_null=True))
+    def next_pin(self, node: Node) -> str | None:
+        """The key that is accepted beside it while a rotation is open."""
+        return self._pin(node, NodePin.NEXT)
+
+    @extend_schema_field(serializers.DateTimeField(allow_null=True))
+    def renewal_of(self, node: Node) -> datetime | None:
+        """When its certificate is renewed by itself."""
+        pin = next((pin for pin in node.pins.all() if pin.slot == NodePin.CURRENT), None)
+        return None if pin is None else renewal.renewal_at(pin)
 
     @staticmethod
     def _shown(node: Node) -> queries.ShownState:

@@ -10,7 +10,6 @@ converters.register()
 urlpatterns = [
     path("nodes", views.Nodes.as_view(), name="api-nodes"),
     path("nodes/join-tokens", views.JoinTokens.as_view(), name="api-join-tokens"),
-    path("nodes/<name:node_id>", views.OneNode.as_view(), name="api-node"),
     path("nodes/<name:node_id>/join-tokens", views.NodeJoinTokens.as_view(), name="api-node-join-tokens"),
     path("nodes/<name:node_id>/approve", views.Approve.as_view(), name="api-node-approve"),
     path("nodes/<name:node_id>/reject", views.Reject.as_view(), name="api-node-reject"),

@@ -1,6 +1,5 @@
 """``/api/nodes`` and ``/api/fencing``. Revoking a node is in `jobs`."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -12,7 +11,6 @@ from mirbad.accounts.views import AdminView
 from mirbad.api.pagination import Page
 from mirbad.api.parameters import flag
 from mirbad.api.serializers import read
-from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.roles import OPERATOR, VIEWER
 from nodes import queries, registry
 from nodes.api.serializers import (
@@ -21,7 +19,6 @@ from nodes.api.serializers import (
     JoinCommandSerializer,
     JoinInputSerializer,
     NodeDetailSerializer,
-    NodePatchSerializer,
     NodeSerializer,
     WithdrawnSerializer,
     fencing_view,
@@ -49,27 +46,6 @@ class Nodes(AdminView):
         pages = self.pagination_class()
         rows = pages.paginate_queryset(found.prefetch_related("gpus", "conditions", "pins"), request, view=self)
         return pages.get_paginated_response(NodeSerializer(rows, many=True).data)
-
-
-class OneNode(AdminView):
-    """One machine."""
-
-    read_role = VIEWER
-    required_role = OPERATOR
-    audited = {"PATCH": "node.update"}
-
-    @extend_schema(operation_id="nodes_read", responses=NodeDetailSerializer)
-    def get(self, request: Request, node_id: str) -> Response:
-        """All that is known of it."""
-        return Response(NodeDetailSerializer(queries.get(node_id)).data)
-
-    @extend_schema(operation_id="nodes_update", request=NodePatchSerializer, responses=NodeDetailSerializer)
-    def patch(self, request: Request, node_id: str) -> Response:
-        """Change settings; members that are not sent stay."""
-        if not isinstance(request.data, Mapping):
-            raise InvalidRequest("The body must be a JSON object.")
-        registry.update(node_id, request.data, self.actor)
-        return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
 
 class JoinTokens(AdminView):
