@@ -347,10 +347,6 @@ def split_pem(text: str) -> tuple[str, ...]:
     return tuple(f"{block}\n" for block in pattern.findall(text))
 
 
-def _closed(pem: str) -> str:
-    return pem if pem.endswith("\n") else f"{pem}\n"
-
-
 def token_digest(token: str) -> str:
     """SHA-256 of a join token, lower hex: the token itself is never kept."""
     return hashlib.sha256(token.encode()).hexdigest()
@@ -399,8 +395,3 @@ def read_machine_id() -> str:
             if text := Path(path).read_text().strip():
                 return hashlib.sha256(f"mirbad-agent:{text}".encode()).hexdigest()
     return ""
-
-
-def read_boot_id() -> str:
-    """The kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

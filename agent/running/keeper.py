@@ -71,8 +71,6 @@ class Keeper:
                 return await asyncio.to_thread(self.log.tail, lines)
             return await asyncio.to_thread(self.log.after, after, lines)
 
-    # -- tasks ---------------------------------------------------------------------------------------------------------
-
     def begin(self) -> None:
         """Start working: from the beginning, or from where the record stands."""
         self._task = asyncio.create_task(self._work(), name=f"instance {self.record.instance_id}")
@@ -150,8 +148,6 @@ class Keeper:
                 await asyncio.sleep(_STOP_AGAIN_SECONDS)
             else:
                 return
-
-    # -- starting ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         """Until an engine of this launch runs, on another port if the first one was taken meanwhile."""
@@ -251,8 +247,6 @@ class Keeper:
         if text and (self.progress is None or self.progress.text != text):
             self._show(PullProgress(text=text))
 
-    # -- watching ------------------------------------------------------------------------------------------------------
-
     async def _watch(self) -> None:
         """Until it dies: health, memory, length of its log."""
         record, runtime, pace = self.record, RUNTIMES[self.record.spec.runtime], self.yard.pace
@@ -289,8 +283,6 @@ class Keeper:
         seen = await self.delivery.seen(handle)
         if not seen.running:
             raise Ended("out_of_memory" if seen.out_of_memory else "engine_exited", how_it_ended(seen), seen)
-
-    # -- ending --------------------------------------------------------------------------------------------------------
 
     async def _stop(self, working: asyncio.Task[None] | None) -> None:
         """End the engine for good; tried again for as long as it cannot be ended."""
@@ -357,8 +349,6 @@ class Keeper:
             await self.delivery.clean(self.record.handle)
         except DeliveryFailed:
             _log.exception("instance %s: what its engine left could not be removed", self.record.instance_id)
-
-    # -- small things --------------------------------------------------------------------------------------------------
 
     def _handle(self) -> Handle:
         if self.record.handle is None:

@@ -12,11 +12,12 @@ from aiohttp import web
 
 from agent import __version__
 from agent.capability import read_capabilities
+from agent.clock import boot_id
 from agent.config import AgentConfig
 from agent.downloads import Downloads
 from agent.errors import AgentError
 from agent.fence import Fence
-from agent.identity import BrokenIdentity, Identity, IdentityStore, in_groups, read_boot_id
+from agent.identity import BrokenIdentity, Identity, IdentityStore, in_groups
 from agent.operations import Journal
 from agent.running import Instances
 from agent.server.app import Parts, make_app
@@ -89,7 +90,7 @@ class Server:
         self._rotation = Rotation(store, config.state_dir, self.door, self._hang_up)
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
-        self.hub = Hub(Sequence(config.state_dir, read_boot_id()))
+        self.hub = Hub(Sequence(config.state_dir, boot_id()))
         self._downloads = Downloads(config)
         self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
