@@ -39,6 +39,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Another operation that a step wants on a node. It is left out when that node's lane is taken already."""
+
+    kind: str
+    stage: str
+    node_id: str
+    text: str
+    action: str
+    input: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Go:
     """The stage is done: on to `stage` at once. `state` is merged into what is known."""
 
@@ -49,11 +61,15 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not yet: look again after `seconds`. `progress` is ``{text, doneBytes?, totalBytes?}``."""
+    """Not yet: look again after `seconds`. `progress` is ``{text, doneBytes?, totalBytes?}``.
+
+    `asks` are operations that the worker opens once the step is written; a step that waits for them asks again.
+    """
 
     seconds: float
     progress: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[Ask, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from jobs import worker
 from jobs.base import STEP
+from jobs.loops import ca_rotation
 from jobs.loops.renew import renew_once
 from jobs.loops.resume import resume_once
 from jobs.loops.sweep import sweep_once
@@ -31,6 +32,12 @@ def take_over() -> None:
 def renew() -> None:
     """Renew the certificates of nodes that are due."""
     renew_once()
+
+
+@tick("jobs.ca-rotation")
+def look_after_the_ca() -> None:
+    """Obey the flag files of a CA rotation, and see to what a rotation left over."""
+    ca_rotation.tick()
 
 
 @tick("jobs.resume")

@@ -1,22 +1,27 @@
 """Runs the due steps of one operation. It stands between those who request and the kinds that do."""
 
+import contextlib
 import os
 import secrets
 import socket
 
 import structlog
+from django.db import IntegrityError, transaction
 
+from audit import log as audit_log
 from jobs import ledger
-from jobs.base import STEP, Kind, Outcome, Step
+from jobs.base import STEP, Ask, Kind, Outcome, Step, Wait
 from jobs.errors import LeaseLost, StepFailed
 from jobs.kinds import GO_ON_FENCED, KINDS
 from jobs.models import Operation
+from mirbad.kernel.actor import system
 from mirbad.kernel.errors import MirbadError
 from nodes import fencing
 from nodes.errors import MasterFenced
 
 log = structlog.get_logger(__name__)
 
+_PKI = system("pki")
 _ERROR_TRIES = 6
 _STAGES_IN_ONE_GO = 20
 
@@ -49,10 +54,22 @@ def run_step(operation_id: str) -> float | None:
         try:
             if isinstance(answer, StepFailed):
                 return ledger.write_failure(step, answer, kind)
-            return ledger.write(step, answer, kind)
+            pause = ledger.write(step, answer, kind)
         except LeaseLost:
             log.info("another worker has taken over")
             return None
+        if isinstance(answer, Wait):
+            for ask in answer.asks:
+                _open(ask)
+        return pause
+
+
+def _open(ask: Ask) -> None:
+    kind = KINDS[ask.kind]
+    with contextlib.suppress(IntegrityError), transaction.atomic():
+        subject = ledger.Subject("node", ask.node_id, ask.node_id)
+        operation = ledger.create(kind, ask.stage, subject, _PKI, ask.text, ask.input)
+        audit_log.record(ask.action, _PKI, node_id=ask.node_id, operation_id=operation.pk, result="accepted")
 
 
 def _effect(step: Step, kind: Kind) -> Outcome | StepFailed:

@@ -34,6 +34,7 @@ app.conf.beat_schedule = {
     "resume-wanted-models": _every("jobs.resume", 3.0),
     "take-over-when-configured": _every("jobs.takeover", 5.0),
     "renew-certificates-of-nodes": _every("jobs.renew", _renewal_seconds()),
+    "look-after-the-fleets-ca": _every("jobs.ca-rotation", 5.0),
     "seal-audit-lines": _every("audit.seal", 5.0),
     "prune-audit-lines": _every("audit.retention", 3600.0),
 }

@@ -1,7 +1,7 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import ca_rotation, launch, revoke, rotate_cert, stop, takeover
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -12,6 +12,7 @@ KINDS: dict[str, Kind] = {
         takeover.CONTINUATION,
         rotate_cert.KIND,
         revoke.KIND,
+        ca_rotation.KIND,
     )
 }
 

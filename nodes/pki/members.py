@@ -9,7 +9,7 @@ from nodes import conditions
 from nodes.models import Authority, CaRotation, CaRotationNode, Node, NodeCondition, NodePin
 from nodes.pki.certs import from_pem
 from nodes.pki.rotation import authority_of
-from nodes.states import APPROVED, CA_CLOSING, CA_ROLLING_BACK, PENDING, RE_PAIR
+from nodes.states import APPROVED, CA_CLOSING, CA_ROLLING_BACK, ONLINE, PENDING, RE_PAIR
 
 SOURCE = "ca-rotation"
 STRANDED = "stranded"
@@ -26,6 +26,7 @@ class Member:
     node_id: str
     name: str
     pending: bool
+    online: bool
     spki: str
     issuer: str
     pinned_at: datetime
@@ -57,6 +58,7 @@ def read(rotation: CaRotation) -> list[Member]:
             Member(
                 node_id=pin.node_id,
                 name=pin.node.name,
+                online=pin.node.reachability == ONLINE,
                 pending=pin.node.lifecycle == PENDING,
                 spki=pin.spki_sha256,
                 issuer=authority_of(from_pem(pin.cert_pem), authorities) if pin.cert_pem else "",
@@ -67,13 +69,20 @@ def read(rotation: CaRotation) -> list[Member]:
     return found
 
 
-def note(member: Member, *, passed: str = "", problem: str = "", told: bool = False) -> None:
+def note_told(rotation: CaRotation, node_ids: list[str]) -> None:
+    """Keep, before it is done, that these nodes are told of the new CA: a crash after it must not hide that."""
+    known = CaRotationNode.objects.filter(rotation=rotation, node_id__in=node_ids)
+    known.filter(told=False).update(told=True)
+    missing = set(node_ids) - set(known.values_list("node_id", flat=True))
+    rows = [CaRotationNode(rotation=rotation, node_id=node_id, told=True) for node_id in sorted(missing)]
+    CaRotationNode.objects.bulk_create(rows, ignore_conflicts=True)
+
+
+def note(member: Member, *, passed: str = "", problem: str = "") -> None:
     """Keep what became of a try with a node: the stage that it `passed`, or the `problem` that it has."""
     columns: dict[str, object] = {"tried_at": clock.now(), "problem": problem[:_PROBLEM_LENGTH]}
     if passed:
         columns |= {"done_stage": passed, "spki": member.spki}
-    if told:
-        columns["told"] = True
     CaRotationNode.objects.update_or_create(
         rotation_id=member.record.rotation_id, node_id=member.node_id, defaults=columns
     )

@@ -142,10 +142,11 @@ def move(rotation: CaRotation, target: str) -> None:
         effect = _EFFECTS.get(target)
         if effect is not None:
             effect(rotation, row)
+        if ends:
+            transaction.on_commit(_forget_pages, robust=True)
         _announce()
     rotation.refresh_from_db()
     if ends:
-        _forget_pages()
         ended = f"CA rotation {rotation.pk} ended {target}."
         log.warning(ended)
     else:
@@ -312,7 +313,7 @@ def _announce() -> None:
 
 def _forget_pages() -> None:
     """Let SQLite's log not keep the pages that held a destroyed key; a snapshot made before keeps them all the same."""
-    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+    if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             cursor.fetchall()
