@@ -81,6 +81,8 @@ TEMPLATES: list[dict[str, Any]] = [
 _SQLITE = {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": _SETTINGS.data / "mirbad.sqlite3",
+    # To open the file anew for every piece of work costs more than most pieces of work do.
+    "CONN_MAX_AGE": 60,
     "OPTIONS": {
         "transaction_mode": "IMMEDIATE",
         "timeout": 20,

@@ -3,8 +3,9 @@
 `(boot_id, seq)` orders reports of one node: within a boot `seq` grows; another boot id is a later boot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db import transaction
@@ -12,7 +13,7 @@ from django.db.models import Q
 
 from agent.wire.instances import InstanceState, InstanceView
 from agent.wire.status import NodeStatus
-from mirbad.kernel import clock
+from mirbad.kernel import bulk, clock
 from mirbad.kernel.redact import redact
 from models_app import events, routing
 from models_app.models import Placement
@@ -29,6 +30,7 @@ _STATES: dict[InstanceState, str] = {
 }
 # These change while an engine serves without anything that a person or the gateway acts on.
 _UNSTEADY = ("memoryBytes",)
+_ROUTED = ("observed", "observed_generation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class _Moment:
     @property
     def is_newer(self) -> Q:
         return ~Q(observed_boot=self.boot_id) | Q(observed_seq__lt=self.seq)
+
+    def is_later_than(self, placement: Placement) -> bool:
+        return placement.observed_boot != self.boot_id or placement.observed_seq < self.seq
 
 
 def state_of(view: InstanceView | None) -> str:
@@ -55,14 +60,29 @@ def observe(node_id: str, status: NodeStatus) -> int:
     views = {view.instance_id: view for view in status.instances}
     moment = _Moment(status.boot_id, status.seq)
     with transaction.atomic():
-        placements = Placement.objects.filter(node_id_text=node_id)
+        placements = Placement.objects.select_for_update().filter(node_id_text=node_id).order_by("pk")
         return _write(placements, views, moment)
+
+
+def observe_many(statuses: Mapping[str, NodeStatus]) -> int:
+    """`observe` for the status of each node, in a number of statements that grows with what changed alone."""
+    if not statuses:
+        return 0
+    with transaction.atomic():
+        rows: dict[str, list[Placement]] = {}
+        for placement in Placement.objects.select_for_update().filter(node_id_text__in=statuses).order_by("pk"):
+            rows.setdefault(placement.node_id_text, []).append(placement)
+        changes = _Changes()
+        for node_id, placements in rows.items():
+            views = {view.instance_id: view for view in statuses[node_id].instances}
+            changes.take(placements, views, _Moment(statuses[node_id].boot_id, statuses[node_id].seq))
+        return changes.end()
 
 
 def observe_instance(node_id: str, boot_id: str, seq: int, view: InstanceView) -> int:
     """Write what one event says of one placement; 1 when that changed something."""
     with transaction.atomic():
-        placements = Placement.objects.filter(node_id_text=node_id, pk=view.instance_id)
+        placements = Placement.objects.select_for_update().filter(node_id_text=node_id, pk=view.instance_id)
         return _write(placements, {view.instance_id: view}, _Moment(boot_id, seq))
 
 
@@ -80,25 +100,41 @@ def mark_unreachable(node_id: str) -> int:
     return changed
 
 
-def _write(placements: Any, views: dict[str, InstanceView], moment: _Moment) -> int:
-    same: list[Any] = []
-    changed: list[str] = []
-    routed = False
-    for placement in placements:
-        seen = _seen(placement, views.get(str(placement.pk)))
-        if _steady(placement, seen):
-            same.append(placement.pk)
-        elif _write_one(placement.pk, seen, moment):
-            changed.append(placement.model_id)
-            routed |= any(getattr(placement, column) != seen[column] for column in ("observed", "observed_generation"))
-    if same:
-        stamp = {"observed_boot": moment.boot_id, "observed_seq": moment.seq, "observed_at": clock.now()}
-        Placement.objects.filter(moment.is_newer, pk__in=same).update(**stamp)
-    if routed:
-        routing.bump()
-    for model_id in _once(changed):
-        events.changed(model_id)
-    return len(changed)
+def _write(placements: Iterable[Placement], views: dict[str, InstanceView], moment: _Moment) -> int:
+    changes = _Changes()
+    changes.take(placements, views, moment)
+    return changes.end()
+
+
+class _Changes:
+    """What reports change, gathered over several of them. In the caller's transaction; `end` writes what is left."""
+
+    def __init__(self) -> None:
+        self._same: list[tuple[Any, tuple[str, int, datetime]]] = []
+        self._changed: list[str] = []
+        self._routed = False
+
+    def take(self, placements: Iterable[Placement], views: dict[str, InstanceView], moment: _Moment) -> None:
+        """One node's report."""
+        now = clock.now()
+        for placement in placements:
+            if not moment.is_later_than(placement):
+                continue
+            seen = _seen(placement, views.get(str(placement.pk)))
+            if _steady(placement, seen):
+                self._same.append((placement.pk, (moment.boot_id, moment.seq, now)))
+            elif _write_one(placement.pk, seen, moment):
+                self._changed.append(placement.model_id)
+                self._routed |= any(getattr(placement, column) != seen[column] for column in _ROUTED)
+
+    def end(self) -> int:
+        """Stamp what stayed as it was, tell of what did not; how many changed."""
+        bulk.update_each(Placement, ("observed_boot", "observed_seq", "observed_at"), self._same)
+        if self._routed:
+            routing.bump()
+        for model_id in _once(self._changed):
+            events.changed(model_id)
+        return len(self._changed)
 
 
 def _write_one(pk: Any, seen: dict[str, Any], moment: _Moment) -> bool:

@@ -59,10 +59,11 @@ def replace(node_id: str, source: str, conditions: Iterable[Condition]) -> bool:
     A reason that stays keeps its `since`.
     """
     wanted = {(item.code[:40], item.subject[:120]): item.detail[:500] for item in conditions}
-    if not wanted and not NodeCondition.objects.filter(node_id=node_id, source=source).exists():
+    # Most often nothing changed, and then nobody who writes has to wait.
+    if {(row.code, row.subject): row.detail for row in _stored(node_id, source)} == wanted:
         return False
     with transaction.atomic():
-        stored = {(row.code, row.subject): row for row in NodeCondition.objects.filter(node_id=node_id, source=source)}
+        stored = {(row.code, row.subject): row for row in _stored(node_id, source)}
         gone = [row.pk for key, row in stored.items() if key not in wanted]
         changed = [row for key, row in stored.items() if key in wanted and row.detail != wanted[key]]
         fresh = [
@@ -80,3 +81,7 @@ def replace(node_id: str, source: str, conditions: Iterable[Condition]) -> bool:
         NodeCondition.objects.bulk_create(fresh, ignore_conflicts=True)
         transaction.on_commit(lambda: hints.changed("nodes", node_id))
     return True
+
+
+def _stored(node_id: str, source: str) -> Iterable[NodeCondition]:
+    return NodeCondition.objects.filter(node_id=node_id, source=source)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import structlog
-from django.db import transaction
 
-from agent.wire.status import Event, NodeStatus
+from agent.wire.status import Event
+from jobs.loops import reports
+from jobs.loops.reports import Reports
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from models_app import running
@@ -21,7 +22,7 @@ from models_app.placement import reconcile
 from nodes import leases, reachability
 from nodes.link import client, health
 from nodes.models import MasterIdentity, Node
-from nodes.states import APPROVED, ONLINE, PENDING
+from nodes.states import APPROVED, PENDING
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +31,12 @@ LEASE_LIFE = timedelta(seconds=15)
 ROUND_SECONDS = 1.0
 PENDING_SECONDS = 5.0
 CONNECTS_AT_ONCE = 32
+RECONNECTS_AT_ONCE = 128
+"""Nodes that did not answer last time may wait for their time-outs, many at once, without being in others' way."""
+
+LATE_SECONDS = 5.0
+"""A round so late means that this process was held up, so that silence of a node proves nothing."""
+
 _PAUSE_SECONDS = (0.5, 8.0)
 
 
@@ -56,28 +63,6 @@ def to_watch() -> dict[str, Watched]:
     return {pk: Watched(lifecycle, address, port, str(uid), claim) for pk, lifecycle, address, port, uid in rows}
 
 
-def take_status(node_id: str, status: NodeStatus) -> bool:
-    """Write down a whole status in one transaction; False when the line must be made anew.
-
-    That is so for a node that another part found incompatible or obeying another master.
-    """
-    with transaction.atomic():
-        reachability.observe_status(node_id, status)
-        reachability.seen(node_id, status)
-        if Node.objects.filter(pk=node_id, reachability=ONLINE).exists():
-            running.observe(node_id, status)
-            return True
-    return False
-
-
-def take_loss(node_id: str, reason: str) -> None:
-    """The line is broken. Once the node reads anything but Online, nothing is known of what runs there."""
-    with transaction.atomic():
-        reachability.lost(node_id, reason)
-        if Node.objects.filter(pk=node_id).exclude(reachability=ONLINE).exists():
-            running.mark_unreachable(node_id)
-
-
 @dataclass(slots=True)
 class Watcher:
     """One run of the watcher. `stop` ends it; `is_healthy` says whether its rounds go on."""
@@ -86,7 +71,12 @@ class Watcher:
     _tasks: dict[str, tuple[Watched, asyncio.Task[None]]] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _connects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTS_AT_ONCE))
+    _reconnects: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONNECTS_AT_ONCE))
     _last_round: float = field(default_factory=clock.monotonic)
+    _reports: Reports = field(default_factory=Reports)
+    _refused: set[str] = field(default_factory=set)
+    _heard: dict[str, float] = field(default_factory=dict)
+    _broken: dict[str, str] = field(default_factory=dict)
 
     def stop(self) -> None:
         """End the run soon; may be called from a signal handler of its loop."""
@@ -105,6 +95,7 @@ class Watcher:
                 await _sleep_unless(self._stopping, ROUND_SECONDS)
         finally:
             await self._end_all()
+            await self._guarded_write_down()
             await client.in_thread(lambda: leases.release(LEASE, self.owner))
             await client.close()
 
@@ -119,9 +110,12 @@ class Watcher:
     async def round(self) -> bool:
         """Take or renew the lease, then begin and end tasks as the nodes' rows say; False without the lease."""
         if not await client.in_thread(lambda: leases.take(LEASE, self.owner, LEASE_LIFE)):
+            self._reports.clear()
             await self._end_all()
             self._last_round = clock.monotonic()
             return False
+        await self._write_down()
+        await self._note_silence()
         wanted = await client.in_thread(to_watch)
         for node_id in [
             node_id for node_id, (seen, task) in self._tasks.items() if self._is_over(node_id, seen, task, wanted)
@@ -144,6 +138,8 @@ class Watcher:
 
     async def _end(self, node_id: str) -> None:
         _, task = self._tasks.pop(node_id)
+        for kept in (self._heard, self._broken):
+            kept.pop(node_id, None)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close(node_id)
@@ -151,9 +147,39 @@ class Watcher:
     async def _end_all(self) -> None:
         tasks = [task for _, task in self._tasks.values()]
         self._tasks.clear()
+        self._heard.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _guarded_write_down(self) -> None:
+        try:
+            await self._write_down()
+        except Exception:
+            # The process ends: what was heard last is heard again by the next one.
+            log.exception("the last reports could not be written down")
+
+    async def _write_down(self) -> None:
+        words = self._reports.take()
+        if not words:
+            return
+        try:
+            self._refused.update(await client.in_thread(lambda: reports.write(words)))
+        except BaseException:
+            self._reports.give_back(words)
+            raise
+
+    async def _note_silence(self) -> None:
+        """Nodes that were not heard for 15 seconds are lost, whatever their lines are doing at the moment."""
+        now = clock.monotonic()
+        if now - self._last_round > LATE_SECONDS:
+            # What came meanwhile was not read yet.
+            self._heard.update(dict.fromkeys(self._heard, now))
+            return
+        limit = now - reachability.OFFLINE_AFTER.total_seconds()
+        for node_id in [node_id for node_id, at in self._heard.items() if at <= limit]:
+            del self._heard[node_id]
+            await self._lose(node_id, self._broken.get(node_id, "Nothing was heard of the node for 15 seconds."))
 
     async def _drop_if_lease_is_doubtful(self) -> None:
         if clock.monotonic() - self._last_round > LEASE_LIFE.total_seconds():
@@ -176,8 +202,10 @@ class Watcher:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the load, guards nothing
 
     async def _lose(self, node_id: str, reason: str) -> None:
+        self._broken[node_id] = reason
+        words = self._reports.take_of(node_id)
         try:
-            await client.in_thread(lambda: take_loss(node_id, reason))
+            await client.in_thread(lambda: reports.write_loss(node_id, reason, words))
         except Exception:
             # The same edge: the next try writes it down.
             log.exception("the loss of a node could not be written down", node=node_id)
@@ -189,23 +217,28 @@ class Watcher:
             await asyncio.sleep(PENDING_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - spreads the load
 
     async def _follow(self, node_id: str) -> None:
-        async with self._connects:
+        async with self._reconnects if node_id in self._broken else self._connects:
+            self._heard.setdefault(node_id, clock.monotonic())
             connected = await health.aconnect(node_id)
+            await client.in_thread(lambda: reports.write_first(node_id, connected.status))
+        self._broken.pop(node_id, None)
+        self._refused.discard(node_id)
         log.info("connected", node=node_id, agent_version=connected.info.agent_version)
-        await client.in_thread(lambda: take_status(node_id, connected.status))
-        await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
         capabilities_seq = connected.status.capabilities_seq
         async for event in client.events(node_id, connected.status.seq):
-            status = event.status
-            if status is not None:
-                if not await client.in_thread(lambda status=status: take_status(node_id, status)):  # type: ignore[misc]
-                    return
-                if status.capabilities_seq != capabilities_seq:
-                    await health.arefresh(node_id, status.capabilities_seq)
-                    await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
-                    capabilities_seq = status.capabilities_seq
+            if node_id in self._refused:
+                return
+            self._heard[node_id] = clock.monotonic()
+            self._reports.heard(node_id, event.status)
+            if event.status is not None and event.status.capabilities_seq != capabilities_seq:
+                capabilities_seq = event.status.capabilities_seq
+                await self._read_again(node_id, capabilities_seq)
             elif event.instance is not None:
                 await client.in_thread(_take_instance(node_id, event))
+
+    async def _read_again(self, node_id: str, capabilities_seq: int) -> None:
+        await health.arefresh(node_id, capabilities_seq)
+        await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
 
 
 def _take_instance(node_id: str, event: Event) -> Callable[[], int]:

@@ -50,9 +50,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if text_data == "ping":
             await self.send(text_data="pong")
 
-    async def hint(self, event: dict[str, Any]) -> None:
+    async def hints(self, event: dict[str, Any]) -> None:
         """One message of the group."""
-        self._waiting[str(event["topic"]), str(event["id"])] = None
+        for topic, subject in event["changed"]:
+            self._waiting[str(topic), str(subject)] = None
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush())
 

@@ -5,6 +5,7 @@ import atexit
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from typing import Literal
 
 from channels.exceptions import ChannelFull
@@ -17,6 +18,7 @@ TOPICS: frozenset[str] = frozenset({"nodes", "models", "operations", "keys", "au
 GROUP = "hints"
 SEND_TIMEOUT_SECONDS = 1.0
 WAITING_LIMIT = 2000
+MESSAGE_LIMIT = 500
 
 _log = logging.getLogger(__name__)
 
@@ -59,8 +61,9 @@ class _Sender:
         try:
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 layer = get_channel_layer()
-                for topic, subject in batch:
-                    await layer.group_send(GROUP, {"type": "hint", "topic": topic, "id": subject})
+                for start in range(0, len(batch), MESSAGE_LIMIT):
+                    together = [list(pair) for pair in batch[start : start + MESSAGE_LIMIT]]
+                    await layer.group_send(GROUP, {"type": "hints", "changed": together})
         except (OSError, TimeoutError, RedisError, ChannelFull) as error:
             # Once per outage: the broker's own loss is reported by whoever depends on it.
             if not self._broken:
@@ -92,6 +95,12 @@ def changed(topic: Topic, subject: str = "") -> None:
                 _sender = _Sender()
             sender = _sender
     sender.put(topic, subject)
+
+
+def changed_many(topic: Topic, subjects: Iterable[str]) -> None:
+    """`changed` for each of `subjects`."""
+    for subject in subjects:
+        changed(topic, subject)
 
 
 def flush(timeout_seconds: float = SEND_TIMEOUT_SECONDS) -> bool:

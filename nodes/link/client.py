@@ -19,7 +19,6 @@ from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION
 from agent.wire.errors import AgentCode, Refusal
 from agent.wire.fence import Claim
 from agent.wire.status import Event
-from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict
 from nodes import fencing, reachability
 from nodes.errors import (
@@ -30,7 +29,7 @@ from nodes.errors import (
     NodePendingTakeover,
     NodeTurnedAway,
 )
-from nodes.link import pools
+from nodes.link import pools, streams
 from nodes.link.transport import Endpoint, endpoint, endpoint_at_any_time
 from nodes.pki.tls import TlsIdentity
 
@@ -40,8 +39,7 @@ T = TypeVar("T", bound=WireModel)
 R = TypeVar("R")
 
 ANSWER_LIMIT = 32 * 1024 * 1024
-EVENT_SILENCE_SECONDS = 20.0
-_EVENT_CHECK_SECONDS = 2.0
+EVENT_SILENCE_SECONDS = 10.0
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _CLAIM_CODES = frozenset({AgentCode.STALE_MASTER, AgentCode.COMPETING_MASTER})
 
@@ -97,9 +95,13 @@ async def acall(
     answer: type[T],
     operation_id: str | None = None,
     timeout_seconds: float = 10.0,
+    dialled: Endpoint | None = None,
 ) -> T:
-    """`call` for a caller in an event loop; connections belong to that loop."""
-    prepared = await in_thread(lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds))
+    """`call` for a caller in an event loop; connections belong to that loop.
+
+    `dialled` is an endpoint of the node that was read just now; without it, it is read again.
+    """
+    prepared = await in_thread(lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds, dialled))
     received = await _send(prepared)
     return await in_thread(lambda: _conclude(prepared, received, answer))
 
@@ -133,11 +135,10 @@ async def acall_alone(
 async def events(node_id: str, after: int) -> AsyncIterator[Event]:
     """The node's events after sequence number `after`, as they come, until the line breaks.
 
-    Raises NodeOffline when it does or when nothing (not even a ping) came for 20 seconds, NodeRevoked or Conflict when
+    Raises NodeOffline when it does or when nothing (not even a ping) came for 10 seconds, NodeRevoked or Conflict when
     the node was revoked or got another key or address meanwhile, NodeIncompatible, AgentRefused.
     """
     target = await in_thread(lambda: endpoint(node_id))
-    checked = clock.monotonic()
     try:
         session = await pools.of_running_loop().session(target)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=pools.CONNECT_SECONDS, sock_read=EVENT_SILENCE_SECONDS)
@@ -152,15 +153,15 @@ async def events(node_id: str, after: int) -> AsyncIterator[Event]:
                 received = _Answer(response.status, await _read_limited(response))
                 await in_thread(lambda: _refuse(target, received))
             try:
-                async for line in _lines(response):
-                    yield _parse(target, line, Event)
-                    if clock.monotonic() - checked > _EVENT_CHECK_SECONDS:
-                        checked = clock.monotonic()
-                        await in_thread(lambda: _require_same(target))
+                with streams.of_running_loop().hold(target, lambda: _hang_up(response)):
+                    async for line in _lines(response):
+                        yield _parse(target, line, Event)
             finally:
                 _hang_up(response)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        await in_thread(lambda: _require_same(target))
         raise _offline(target, error) from error
+    await in_thread(lambda: _require_same(target))
     raise NodeOffline(f"Node {node_id} ended the event stream.")
 
 

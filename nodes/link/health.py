@@ -6,6 +6,8 @@ Every probe is a whole request: a TLS 1.3 handshake alone says nothing about our
 
 from dataclasses import dataclass
 
+from django.db import transaction
+
 from agent.wire.base import PROTOCOL_VERSIONS
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.fence import Claim, FenceView
@@ -16,8 +18,11 @@ from nodes import fencing, reachability
 from nodes.errors import MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
 from nodes.link import pools
 from nodes.link.client import acall, in_thread
+from nodes.link.transport import Endpoint, endpoint
 from nodes.models import Node
 from nodes.states import APPROVED, FENCED, INCOMPATIBLE
+
+CAPABILITIES_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +39,19 @@ async def aprobe(node_id: str) -> AgentInfo:
 
     Raises NodeOffline (the node is then lost), NodeIncompatible (it is marked so), NotFound, NodeRevoked, Conflict.
     """
-    node = await in_thread(lambda: _node(node_id))
+    return await _ask(*await in_thread(lambda: _dial(node_id)))
+
+
+async def _ask(node: Node, dialled: Endpoint) -> AgentInfo:
     try:
-        info = await acall(node_id, "GET", "info", answer=AgentInfo)
+        info = await acall(node.pk, "GET", "info", answer=AgentInfo, dialled=dialled)
     except NodeOffline as error:
         reason = error.detail
-        await in_thread(lambda: reachability.lost(node_id, reason))
+        await in_thread(lambda: reachability.lost(node.pk, reason))
         raise
     except NodeIncompatible as error:
         reason = error.detail
-        await in_thread(lambda: reachability.refused(node_id, INCOMPATIBLE, reason))
+        await in_thread(lambda: reachability.refused(node.pk, INCOMPATIBLE, reason))
         raise
     return await in_thread(lambda: _take_info(node, info))
 
@@ -54,19 +62,24 @@ async def aconnect(node_id: str) -> Connected:
     A node that came back under another master after a takeover is not claimed: someone has to continue that takeover.
     Raises what `aprobe` raises, MasterFenced (before anything is claimed), NodePendingTakeover, AgentRefused.
     """
-    info = await aprobe(node_id)
+    node, dialled = await in_thread(lambda: _dial(node_id))
+    info = await _ask(node, dialled)
     claim = await in_thread(lambda: _claim_for(node_id, info))
-    await acall(node_id, "PUT", "fence", claim, answer=FenceView, operation_id=new_operation_id())
-    status = await acall(node_id, "GET", "status", answer=NodeStatus)
-    capabilities = await arefresh(node_id, status.capabilities_seq)
-    await in_thread(lambda: reachability.observe_status(node_id, status))
-    await in_thread(lambda: reachability.accepted(node_id))
-    return Connected(info, status, capabilities)
+    await acall(node_id, "PUT", "fence", claim, answer=FenceView, operation_id=new_operation_id(), dialled=dialled)
+    status = await acall(node_id, "GET", "status", answer=NodeStatus, dialled=dialled)
+    capabilities = await acall(
+        node_id, "GET", "capabilities", answer=Capabilities, timeout_seconds=CAPABILITIES_SECONDS, dialled=dialled
+    )
+    connected = Connected(info, status, capabilities)
+    await in_thread(lambda: _take(node_id, connected))
+    return connected
 
 
 async def arefresh(node_id: str, seq: int) -> Capabilities:
     """Read the node's capabilities again and keep them under `seq` (of the status that said they changed)."""
-    capabilities = await acall(node_id, "GET", "capabilities", answer=Capabilities, timeout_seconds=20.0)
+    capabilities = await acall(
+        node_id, "GET", "capabilities", answer=Capabilities, timeout_seconds=CAPABILITIES_SECONDS
+    )
     await in_thread(lambda: reachability.observe_capabilities(node_id, capabilities, seq))
     return capabilities
 
@@ -81,11 +94,18 @@ def connect(node_id: str) -> Connected:
     return pools.loop_thread().run(aconnect(node_id))
 
 
-def _node(node_id: str) -> Node:
+def _dial(node_id: str) -> tuple[Node, Endpoint]:
     node = Node.objects.filter(pk=node_id).first()
     if node is None:
         raise NotFound(f"There is no node {node_id}.")
-    return node
+    return node, endpoint(node_id)
+
+
+def _take(node_id: str, connected: Connected) -> None:
+    with transaction.atomic():
+        reachability.observe_capabilities(node_id, connected.capabilities, connected.status.capabilities_seq)
+        reachability.observe_status(node_id, connected.status)
+        reachability.accepted(node_id)
 
 
 def _claim_for(node_id: str, info: AgentInfo) -> Claim:

@@ -1,9 +1,11 @@
 """How a node is dialled: address, the name that must be in its certificate, and a context that knows its key."""
 
 import ssl
-from collections.abc import Iterable, Mapping
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from agent.wire.base import node_server_name
 from agent.wire.tls import pin
@@ -17,6 +19,13 @@ from nodes.states import APPROVED, PENDING, REVOKED
 _CONTEXTS_KEPT = 512
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name."""
+_DIALLED = ("uid", "address", "port", "lifecycle", "is_bootstrap")
+
+_contexts: "WeakValueDictionary[tuple[TlsIdentity, tuple[str, ...], frozenset[str]], ssl.SSLContext]"
+_contexts = WeakValueDictionary()
+_contexts_lock = threading.Lock()
+# Connections hold their contexts; this keeps those that were made for a single call.
+_recent: deque[ssl.SSLContext] = deque(maxlen=_CONTEXTS_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +44,23 @@ class Endpoint:
     loopback_allowed: bool = field(repr=False, default=False)
 
 
-@lru_cache(maxsize=_CONTEXTS_KEPT)
 def client_context(identity: TlsIdentity, ca_bundle: tuple[str, ...], pins: frozenset[str]) -> ssl.SSLContext:
     """A TLS 1.3 client context of the master for peers whose key is in `pins`; ValueError without a pin.
 
-    The pin is checked inside the handshake, so a wrong peer never sees a byte of a request. Cached: one set of pins
-    has one context, and different pins never share one.
+    The pin is checked inside the handshake, so a wrong peer never sees a byte of a request. One set of pins has one
+    context for as long as anybody holds it, however many nodes there are; different pins never share one.
     """
     if not pins:
         raise ValueError("a context without a pin would accept any node")
-    context = trusting_context(ca_bundle)
-    load_identity(context, identity)
-    pin(context, pins.__contains__)
+    with _contexts_lock:
+        key = (identity, ca_bundle, pins)
+        context = _contexts.get(key)
+        if context is None:
+            context = trusting_context(ca_bundle)
+            load_identity(context, identity)
+            pin(context, pins.__contains__)
+            _contexts[key] = context
+            _recent.append(context)
     return context
 
 
@@ -82,7 +96,14 @@ def endpoint_at_any_time(node_id: str) -> Endpoint:
 
 def endpoints() -> dict[str, Endpoint]:
     """How to dial every approved node that has a key, in a constant number of statements."""
-    return _endpoints(list(Node.objects.filter(lifecycle=APPROVED)))
+    return _endpoints(Node.objects.filter(lifecycle=APPROVED).only(*_DIALLED))
+
+
+def outdated(known: Collection[Endpoint]) -> list[Endpoint]:
+    """Those of `known` by which their nodes are dialled no more: revoked, re-paired, moved; in bulk."""
+    ids = [one.node_id for one in known]
+    now = _endpoints(Node.objects.exclude(lifecycle=REVOKED).filter(pk__in=ids).only(*_DIALLED))
+    return [one for one in known if now.get(one.node_id) != one]
 
 
 def _endpoints(nodes: Iterable[Node], identity: TlsIdentity | None = None) -> dict[str, Endpoint]:

@@ -50,7 +50,7 @@ async def test_a_hint_reaches_the_group_from_inside_an_event_loop(layer):
     channel = await get_channel_layer().new_channel()
     await get_channel_layer().group_add(hints.GROUP, channel)
     hints.changed("nodes", "atlas")
-    assert await _heard(channel) == {"type": "hint", "topic": "nodes", "id": "atlas"}
+    assert await _heard(channel) == {"type": "hints", "changed": [["nodes", "atlas"]]}
 
 
 async def test_equal_hints_that_wait_are_sent_once(layer):
@@ -61,7 +61,7 @@ async def test_equal_hints_that_wait_are_sent_once(layer):
     hints.changed("models", "last")
     heard = []
     while not heard or heard[-1] != "last":
-        heard.append((await _heard(channel))["id"])
+        heard += [subject for _, subject in (await _heard(channel))["changed"]]
     assert len(heard) < 100
 
 
