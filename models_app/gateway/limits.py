@@ -54,12 +54,12 @@ class Limiter:
             use.tokens = _filled(use.tokens, per_minute, now)
             if use.tokens.level <= 0:
                 wait = (1 - use.tokens.level) * MINUTE_SECONDS / per_minute
-                raise refusals.over_limit("tokens a minute", per_minute, max(1, math.ceil(wait)))
+                raise refusals.over_limit("tokens a minute", per_minute, _whole(wait))
         if (per_minute := key.requests_per_minute) is not None:
             use.requests = _filled(use.requests, per_minute, now)
             if use.requests.level < 1:
                 wait = (1 - use.requests.level) * MINUTE_SECONDS / per_minute
-                raise refusals.over_limit("requests a minute", per_minute, max(1, math.ceil(wait)))
+                raise refusals.over_limit("requests a minute", per_minute, _whole(wait))
             use.requests.level -= 1
         use.open += 1
         return True
@@ -83,3 +83,7 @@ def _filled(bucket: _Bucket | None, per_minute: int, now: float) -> _Bucket:
         return _Bucket(float(per_minute), now)
     bucket.fill(per_minute, now)
     return bucket
+
+
+def _whole(seconds: float) -> int:
+    return max(1, math.ceil(seconds - 1e-6))  # what rounding left over is not a second more

@@ -26,7 +26,7 @@ from tests.bench.gateway.peers import Missing, Place
 from tests.bench.services import free_port
 
 ROUNDS = int(os.environ.get("MIRBAD_BENCH_ROUNDS", "3"))
-SECONDS = float(os.environ.get("MIRBAD_BENCH_SECONDS", "1"))
+SECONDS = int(os.environ.get("MIRBAD_BENCH_SECONDS", "1"))
 WANTED = set(filter(None, os.environ.get("MIRBAD_BENCH_PEERS", "").split(",")))
 CONNECTIONS = (1, 32, 128)
 STREAMS = (1, 50, 200)
@@ -174,12 +174,12 @@ wrk.headers["Authorization"] = "Bearer %s"
 """
 
 
-def _small(bench: Bench, path: Line, connections: int, seconds: float) -> None:
+def _small(bench: Bench, path: Line, connections: int, seconds: int) -> None:
     script = bench.folder / "wrk.lua"
     script.write_text(_WRK % trust.SECRET)
     before = path.cpu_seconds()
     cores = ",".join(map(str, bench.other_cores))
-    command = ["taskset", "-c", cores, peers.system("wrk"), "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency"]
+    command = ["taskset", "-c", cores, peers.system("wrk"), "-t1", f"-c{connections}", f"-d{seconds}s", "--latency"]
     url = f"http://127.0.0.1:{path.port}{_PATH}"
     out = subprocess.run([*command, "-s", script, url], capture_output=True, text=True, check=True).stdout
     used = path.cpu_seconds() - before
@@ -231,7 +231,7 @@ def small_answers(tls: bool) -> Bench:
             bench.add("litellm", engine, peers.litellm)
         for path in bench.paths:
             with contextlib.suppress(subprocess.CalledProcessError):
-                _small(bench, path, 4, 0.5)  # warm
+                _small(bench, path, 4, 1)  # warm
             for figures in (path.requests, path.cpu, path.p50):
                 figures.clear()
             path.broken = 0
