@@ -257,8 +257,8 @@ class IdentityStore:
             "joinedBy": identity.joined_by,
         }
         write_bytes(folder / _KEY, identity.key_pem)
-        write_bytes(folder / _CHAIN, "".join(map(_closed, identity.chain)).encode())
-        write_bytes(folder / _CA, "".join(map(_closed, identity.ca_bundle)).encode())
+        write_bytes(folder / _CHAIN, _joined(identity.chain))
+        write_bytes(folder / _CA, _joined(identity.ca_bundle))
         write_bytes(folder / _ABOUT, json.dumps(about).encode())
         sync_dir(self.folder)
         return name
@@ -345,6 +345,10 @@ def split_pem(text: str) -> tuple[str, ...]:
     """The certificates of a PEM file, one text each."""
     pattern = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
     return tuple(f"{block}\n" for block in pattern.findall(text))
+
+
+def _joined(pem: Sequence[str]) -> bytes:
+    return "".join(text if text.endswith("\n") else f"{text}\n" for text in pem).encode()
 
 
 def token_digest(token: str) -> str:
