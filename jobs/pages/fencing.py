@@ -105,7 +105,7 @@ def take_over(request: HttpRequest) -> HttpResponse:
             lambda actor: takeover.request(confirm, actor),
             "Taking over. Nodes that answer obey this master within seconds.",
         )
-    context = {"phrase": takeover.PHRASE, "url": reverse("jobs:takeover")}
+    context = {"phrase": takeover.PHRASE, "url": reverse("jobs:takeover"), "dialog": is_fragment(request)}
     return page_or_fragment(request, "jobs/fencing.html", "jobs/_takeover_form.html", context)
 
 
@@ -132,7 +132,12 @@ def resume(request: HttpRequest, node_id: str) -> HttpResponse:
     node = next((node for node in node_queries.waiting_for_continuation() if node.pk == node_id), None)
     if node is None:
         raise Http404(node_id)
-    context = {"waiting": _waiting(node), "phrase": node_id, "url": reverse("jobs:takeover-continue", args=[node_id])}
+    context = {
+        "waiting": _waiting(node),
+        "phrase": node_id,
+        "url": reverse("jobs:takeover-continue", args=[node_id]),
+        "dialog": is_fragment(request),
+    }
     return page_or_fragment(request, "jobs/fencing.html", "jobs/_takeover_form.html", context)
 
 

@@ -106,6 +106,13 @@ def empty_site(tmp_path_factory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
+def fenced_site(tmp_path_factory) -> Iterator[Site]:
+    _chromium()
+    with _site(tmp_path_factory.mktemp("fenced"), "fenced") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=_chromium(), args=FLAGS)

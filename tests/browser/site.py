@@ -28,8 +28,29 @@ def prepare(kind: str) -> None:
     for name in ("owner", "viewer"):
         user = User.objects.create_user(name, password=PASSWORD, is_staff=name == "owner", is_superuser=name == "owner")
         user.groups.add(groups[name])
-    if kind == "fleet":
+    if kind in ("fleet", "fenced"):
         seed.fleet()
+    if kind == "fenced":
+        _fence()
+
+
+def _fence() -> None:
+    """A copy of a master after its takeover: refused by one node, and another came back under the other master."""
+    from nodes import fencing
+    from nodes.models import MasterIdentity, Node
+    from nodes.pki import authority
+
+    authority.ensure()
+    taken = "op-01a228098e2f0001b8393116"
+    MasterIdentity.objects.update(epoch=5, takeover_id=taken)
+    Node.objects.filter(pk="borealis").update(
+        reachability="fenced",
+        reachability_reason=f"It obeys another master (epoch 7) since takeover {taken}.",
+        held_epoch=7,
+        takeover_id=taken,
+        takeover_epoch=5,
+    )
+    fencing.fence("Node atlas obeys another master (stale_master). A takeover is needed; stop the other master first.")
 
 
 def serve(port: int) -> None:
@@ -107,7 +128,7 @@ VERBS = {"launch-moves-on": launch_moves_on, "launch-ends": launch_ends, "forge-
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         prepare(sys.argv[3])
-        if sys.argv[3] == "fleet":
+        if sys.argv[3] in ("fleet", "fenced"):
             signs_of_life()
         serve(int(sys.argv[2]))
     else:

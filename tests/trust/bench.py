@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -355,11 +355,15 @@ def playing(seed: int = 0) -> Iterator[Callable[[], Bench]]:
         mock.patch.object(pools, "loop_thread", return_value=_Loop(loop)),
         mock.patch.object(client, "in_thread", _inline),
         mock.patch.object(health, "in_thread", _inline),
-        mock.patch.object(client, "endpoint", lambda node_id: bench().endpoint(node_id)),
         mock.patch.object(client, "_send", lambda prepared: bench().send(prepared)),
         mock.patch.object(reachability.conditions, "replace"),
         mock.patch.object(clock, "now", now),
+        ExitStack() as dialled,
     ):
+        for module in (client, health):
+            # Whoever dials by name.
+            if hasattr(module, "endpoint"):
+                dialled.enter_context(mock.patch.object(module, "endpoint", lambda node_id: bench().endpoint(node_id)))
         try:
             yield make
         finally:
