@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import launch, stop, takeover
+from jobs.kinds import launch, revoke, rotate_cert, stop, takeover
 from jobs.models import Operation, OperationEvent
 from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel import clock
@@ -16,6 +16,7 @@ from mirbad.web import parts
 from mirbad.web.parts import Badge
 from models_app import states as model_states
 from models_app.models import Placement
+from nodes.models import Node
 
 PAGE_SIZE = 50
 TIMELINE_OPERATIONS = 8
@@ -32,6 +33,8 @@ _WORDS = {
     stop.NAME: "Stop",
     takeover.NAME: "Takeover",
     takeover.CONTINUE: "Continued takeover",
+    rotate_cert.NAME: "Certificate rotation",
+    revoke.NAME: "Revoke",
 }
 _FLEET = "of the fleet"
 _STAGE_WORDS = {
@@ -43,6 +46,18 @@ _STAGE_WORDS = {
     takeover.PROBING: "Ask the nodes",
     takeover.STORING: "Store the epoch",
     takeover.CLAIMING: "Claim the nodes",
+    rotate_cert.REQUESTING: "Make a key on the node",
+    rotate_cert.SETTLING: "Accept it",
+    rotate_cert.INSTALLING: "Give the certificate",
+    rotate_cert.VERIFYING: "See it in use",
+    rotate_cert.ABORTING: "Take it back",
+    revoke.REVOKING: "Revoke the keys",
+}
+_IN_ORDER = {
+    takeover.NAME: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
+    takeover.CONTINUE: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
+    rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
+    revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
 }
 _READY = "Ready"
 
@@ -139,8 +154,8 @@ def _stages(operation: Operation, *, restart: bool) -> tuple[StageMark, ...]:
         if operation.stage == launch.CANCELLING:
             names = [launch.CANCELLING]
         words = [_STAGE_WORDS[name] for name in names] + ([_READY] if operation.stage != launch.CANCELLING else [])
-    elif operation.kind in (takeover.NAME, takeover.CONTINUE):
-        names = [takeover.PROBING, takeover.STORING, takeover.CLAIMING]
+    elif operation.stage in (*_IN_ORDER.get(operation.kind, ()), "done") and operation.kind in _IN_ORDER:
+        names = list(_IN_ORDER[operation.kind])
         words = [*(_STAGE_WORDS[name] for name in names), "Done"]
     else:
         names = [operation.stage]
@@ -266,6 +281,28 @@ def of_model(model_id: str) -> ModelOperations:
         return ModelOperations(model_id, row(newest), None)
     told = Placement.objects.filter(model_id=model_id, observed=model_states.FAILED).exists()
     return ModelOperations(model_id, None, row(newest) if newest.outcome == FAILED and not told else None)
+
+
+def of_node(node_id: str) -> tuple[OperationRow, ...]:
+    """What happens to a node and its models now, the newest first. One query."""
+    found = queries.unfinished().filter(node_id_text=node_id).order_by("-id")
+    return tuple(row(operation) for operation in found[:PAGE_SIZE])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCell:
+    """The open operations of one node, for the list of nodes."""
+
+    node_id: str
+    operations: tuple[OperationRow, ...]
+
+
+def node_cells() -> tuple[NodeCell, ...]:
+    """The open operations of every node, so that a cell whose last one ended is emptied. Two queries."""
+    by_node: dict[str, list[OperationRow]] = {node_id: [] for node_id in Node.objects.values_list("pk", flat=True)}
+    for operation in queries.unfinished().filter(node_id_text__in=by_node).order_by("-id"):
+        by_node[operation.node_id_text].append(row(operation))
+    return tuple(NodeCell(node_id, tuple(rows)) for node_id, rows in by_node.items())
 
 
 def last_failures(model_ids: tuple[str, ...]) -> dict[str, OperationRow]:

@@ -2,13 +2,18 @@
 
 from django.urls import path
 
-from jobs.pages import fencing, views
+from jobs.pages import fencing, nodes, views
 
 app_name = "jobs"
 urlpatterns = [
     path("fencing/-/banner", fencing.banner, name="fencing-banner"),
     path("fencing/takeover", fencing.take_over, name="takeover"),
     path("fencing/takeover/<slug:node_id>", fencing.resume, name="takeover-continue"),
+    path("nodes/-/revoke/<slug:node_id>", nodes.revoke, name="node-revoke"),
+    path("nodes/-/rotate/<slug:node_id>", nodes.rotate, name="node-rotate"),
+    path("nodes/-/readmit/<slug:node_id>", nodes.readmit, name="node-readmit"),
+    path("operations/-/of-node/<slug:node_id>", nodes.of_node, name="of-node"),
+    path("operations/-/node-cells", nodes.node_cells, name="node-cells"),
     path("operations", views.index, name="list"),
     path("operations/-/of-model/<str:model_id>", views.of_model, name="of-model"),
     path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),

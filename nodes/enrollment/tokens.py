@@ -4,9 +4,12 @@ import hashlib
 import hmac
 import re
 import secrets
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +36,7 @@ LONGEST = timedelta(hours=24)
 WRONG_LIMIT = 10
 _ATTEMPTS_KEPT = timedelta(hours=24)
 _DISPLAY_NAME_LENGTH = 100
+_ROOT = Path(__file__).resolve().parents[2]
 
 _SHAPE = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
 _DUMMY = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
@@ -226,9 +230,21 @@ def _prune(now: datetime) -> None:
 
 def _linux_command(node_id: str, rekeyed: Node | None, ca_hash: str, enroll_url: str) -> str:
     words = ["--enroll-url", enroll_url, "--ca-hash", ca_hash, "--node-id", node_id]
+    if rekeyed is not None and rekeyed.is_bootstrap:
+        return _own_command(rekeyed, ca_hash)
     if rekeyed is not None:
         words += ["--rekey", "--node-uid", str(rekeyed.uid)]
     return install_command(archive.bundles()[0], bundle_url_for(enroll_url), words)
+
+
+def _own_command(node: Node, ca_hash: str) -> str:
+    """The rekey of this machine's own agent, which is part of the installation and needs no other one."""
+    configured = settings()
+    words = [sys.executable, "-m", "agent", "join", "--rekey", "--node-uid", str(node.uid), "--node-id", node.pk]
+    words += ["--enroll-url", f"https://127.0.0.1:{configured.enroll_port}", "--ca-hash", ca_hash]
+    words += ["--address", "127.0.0.1", "--port", str(node.port)]
+    words += ["--config", str(configured.data / "agent" / "agent.json")]
+    return f"(cd {shlex.quote(str(_ROOT))} && {shlex.join(words)})"
 
 
 def bundle_url_for(enroll_url: str) -> str:

@@ -11,11 +11,12 @@ from mirbad.kernel import clock
 from mirbad.web import parts
 from mirbad.web.parts import NOT_REPORTED, Badge, Bar
 from nodes import queries
+from nodes.conditions import certificate_alarm_at
 from nodes.models import Gpu, JoinToken, Node, NodePin
+from nodes.pki import renewal
 from nodes.states import APPROVED, PENDING, REVOKED
 
 STALE_AFTER = timedelta(seconds=15)
-CERTIFICATE_SOON = timedelta(days=14)
 COMMANDS_SHOWN = 200
 
 TABS = (
@@ -77,6 +78,7 @@ class NodeCard:
     agent_version: str
     certificate_ends: datetime | None
     certificate_soon: bool
+    certificate_expired: bool
     last_seen_at: datetime | None
     stale: bool
 
@@ -132,7 +134,8 @@ def card(node: Node) -> NodeCard:
         gpu_words=_gpu_words(gpus, capabilities),
         agent_version=node.agent_version or str(node.machine.get("agentVersion") or "") or NOT_REPORTED,
         certificate_ends=node.cert_not_after,
-        certificate_soon=node.cert_not_after is not None and node.cert_not_after - now < CERTIFICATE_SOON,
+        certificate_soon=node.cert_not_after is not None and node.cert_not_after <= certificate_alarm_at(now),
+        certificate_expired=node.cert_not_after is not None and node.cert_not_after <= now,
         last_seen_at=node.last_seen_at,
         stale=stale,
     )
@@ -240,6 +243,23 @@ class RuntimeLine:
     words: str
 
 
+_SLOTS = {
+    NodePin.CURRENT: "in use",
+    NodePin.NEXT: "accepted too, while its certificate is rotated",
+    NodePin.PENDING: "waits for approval",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PinLine:
+    """A key that the master knows the node by."""
+
+    words: str
+    spki: str
+    since: datetime
+    ends: datetime | None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeDetail:
     """Everything that the tabs of a node page show of it."""
@@ -253,7 +273,8 @@ class NodeDetail:
     features: tuple[str, ...]
     warnings: tuple[str, ...]
     gpu_problem: str
-    pins: tuple[NodePin, ...]
+    pins: tuple[PinLine, ...]
+    renewal_at: datetime | None
     fencing: str
 
 
@@ -279,7 +300,11 @@ def detail(node: Node) -> NodeDetail:
         features=tuple(str(feature) for feature in capabilities.features) if capabilities else (),
         warnings=tuple(str(warning) for warning in node.warnings),
         gpu_problem=(capabilities.gpu_problem or "") if capabilities else "",
-        pins=tuple(node.pins.all()),
+        pins=tuple(
+            PinLine(_SLOTS[pin.slot], pin.spki_sha256, pin.created_at, pin.cert_not_after)
+            for pin in sorted(node.pins.all(), key=lambda pin: pin.slot)
+        ),
+        renewal_at=next((renewal.renewal_at(pin) for pin in node.pins.all() if pin.slot == NodePin.CURRENT), None),
         fencing=held,
     )
 
@@ -296,12 +321,14 @@ def audit_lines(node_id: str, limit: int = COMMANDS_SHOWN) -> list[AuditLine]:
 
 @dataclass(frozen=True, slots=True)
 class JoinProgress:
-    """How far a machine has come with its token: waiting, pending, joined, expired or none."""
+    """How far a machine has come with its token: waiting, pending, joined, rekeyed, expired or none."""
 
     node_id: str
     step: str
-    expires_at: datetime | None
-    pending: Pending | None
+    expires_at: datetime | None = None
+    pending: Pending | None = None
+    rekey: bool = False
+    spki: str = ""
 
 
 def join_progress(node_id: str) -> JoinProgress:
@@ -309,14 +336,24 @@ def join_progress(node_id: str) -> JoinProgress:
     now = clock.now()
     node = Node.objects.prefetch_related("pins").filter(pk=node_id).exclude(lifecycle=REVOKED).first()
     token = JoinToken.objects.filter(node_id_text=node_id).order_by("-created_at").first()
+    waiting = token is not None and token.used_at is None and token.expires_at > now
+    if token is not None and node is not None and token.purpose == JoinToken.REKEY:
+        return _rekey_progress(node, token, waiting=waiting)
     if node is not None and node.lifecycle == APPROVED:
-        return JoinProgress(node_id, "joined", None, None)
+        return JoinProgress(node_id, "joined")
     if node is not None:
         return JoinProgress(node_id, "pending", None, pending(node))
     if token is None:
-        return JoinProgress(node_id, "none", None, None)
-    step = "waiting" if token.used_at is None and token.expires_at > now else "expired"
-    return JoinProgress(node_id, step, token.expires_at, None)
+        return JoinProgress(node_id, "none")
+    return JoinProgress(node_id, "waiting" if waiting else "expired", token.expires_at)
+
+
+def _rekey_progress(node: Node, token: JoinToken, *, waiting: bool) -> JoinProgress:
+    if token.used_at is None:
+        return JoinProgress(node.pk, "waiting" if waiting else "expired", token.expires_at, rekey=True)
+    if node.lifecycle == APPROVED:
+        return JoinProgress(node.pk, "rekeyed", rekey=True, spki=token.used_by_spki)
+    return JoinProgress(node.pk, "pending", None, pending(node), rekey=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,17 @@ class AddNodeForm(forms.Form):
         return timedelta(minutes=int(self.cleaned_data["ttl_minutes"]))
 
 
+class RekeyForm(forms.Form):
+    """How long a rekey token is good for."""
+
+    ttl_minutes = forms.ChoiceField(label="The token is good for", choices=LIFETIMES, initial="60")
+
+    @property
+    def ttl(self) -> timedelta:
+        """The lifetime chosen."""
+        return timedelta(minutes=int(self.cleaned_data["ttl_minutes"]))
+
+
 class NodeSettingsForm(forms.Form):
     """The settings of one node; empty leaves a limit to the agent."""
 

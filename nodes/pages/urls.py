@@ -10,6 +10,7 @@ urlpatterns = [
     path("nodes/-/add", views.add, name="add"),
     path("nodes/-/join/<slug:node_id>", views.join_progress, name="join-progress"),
     path("nodes/-/join/<slug:node_id>/withdraw", views.withdraw, name="withdraw"),
+    path("nodes/-/rekey/<slug:node_id>", views.rekey, name="rekey"),
     path("nodes/<slug:node_id>", views.detail, name="detail"),
     path("nodes/<slug:node_id>/approve", views.approve, name="approve"),
     path("nodes/<slug:node_id>/reject", views.reject, name="reject"),

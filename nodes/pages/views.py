@@ -18,9 +18,10 @@ from mirbad.web.access import require_role
 from mirbad.web.fragments import is_fragment, page_or_fragment, perform, private
 from nodes import queries, registry
 from nodes.enrollment import tokens
-from nodes.models import Node
+from nodes.models import JoinToken, Node
 from nodes.pages import contexts
-from nodes.pages.forms import AddNodeForm, NodeSettingsForm
+from nodes.pages.forms import AddNodeForm, NodeSettingsForm, RekeyForm
+from nodes.states import PENDING
 
 _TAB_NAMES = tuple(name for name, _ in contexts.TABS)
 
@@ -67,6 +68,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "include_revoked": revoked,
         # Drawn by the app above, by URL name: one request for all rows.
         "node_cells_url": reverse("models:node-cells"),
+        "operation_cells_url": reverse("jobs:node-cells"),
     }
     return page_or_fragment(request, "nodes/list.html", "nodes/_list.html", context)
 
@@ -94,6 +96,36 @@ def add(request: HttpRequest) -> HttpResponse:
         except MirbadError as error:
             context["error"] = error
     response = page_or_fragment(request, "nodes/add.html", "nodes/_add.html", context)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@require_http_methods(["GET", "POST"])
+@require_role(OPERATOR)
+def rekey(request: HttpRequest, node_id: str) -> HttpResponse:
+    """Make a command by which a known node gets a new key. The token is shown in this one answer and never again."""
+    node = _node(node_id)
+    form = RekeyForm(request.POST or None)
+    context: dict[str, object] = {
+        "form": form,
+        "node_id": node_id,
+        "name": node.name,
+        "uid": node.uid,
+        "own": node.is_bootstrap,
+        "pending": node.lifecycle == PENDING,
+    }
+    if request.method == "POST" and form.is_valid():
+        actor = actors.of(request)
+        try:
+            with audit_log.refusals_recorded("node.join-token", actor, node_id=node_id):
+                require_reauthentication(request)
+                context["join"] = tokens.create(
+                    node_id, actor=actor, purpose=JoinToken.REKEY, ttl=form.ttl, request_host=request.get_host()
+                )
+            context["progress"] = contexts.join_progress(node_id)
+        except MirbadError as error:
+            context["error"] = error
+    response = page_or_fragment(request, "nodes/rekey.html", "nodes/_rekey.html", context)
     response["Cache-Control"] = "no-store"
     return response
 
@@ -134,6 +166,7 @@ def detail(request: HttpRequest, node_id: str, tab: str = "overview") -> HttpRes
         "tabs": contexts.TABS,
         "tab": tab,
         "models_url": reverse("models:of-node", args=[node_id]),
+        "operations_url": reverse("jobs:of-node", args=[node_id]),
         "lines": contexts.audit_lines(node_id, 5) if tab == "overview" else None,
     }
     if tab == "commands":

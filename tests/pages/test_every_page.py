@@ -28,6 +28,8 @@ PAGES = (
     ("models:usage", []),
     ("models:of-node", ["atlas"]),
     ("models:node-cells", []),
+    ("jobs:of-node", ["atlas"]),
+    ("jobs:node-cells", []),
     ("jobs:list", []),
     ("jobs:of-model", ["qwen3-coder"]),
     ("jobs:timeline", ["qwen3-coder"]),
@@ -35,6 +37,9 @@ PAGES = (
 )
 FOR_OPERATORS = (
     ("nodes:add", []),
+    ("nodes:rekey", ["atlas"]),
+    ("nodes:rekey", ["dune"]),
+    ("jobs:node-revoke", ["atlas"]),
     ("models:new", []),
     ("models:edit", ["qwen3-coder"]),
     ("models:node-fields", []),

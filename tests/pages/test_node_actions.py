@@ -1,12 +1,14 @@
 """What a person does to nodes, and what each refusal says."""
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
 
 from audit.models import AuditLine
-from nodes.models import JoinToken, Node
+from mirbad.kernel import clock
+from nodes.models import JoinToken, Node, NodePin
 from nodes.pki import authority
 from tests.pages import seed
 
@@ -107,3 +109,74 @@ def test_unknown_reads_not_reported(db, viewer):
     assert "0 B" not in text
     home = viewer.client.get(reverse("home")).content.decode()
     assert "bare is offline" in home
+
+
+def test_a_rekey_command_names_the_uid_and_shows_its_token_once(master, operator):
+    NodePin.objects.filter(node_id="atlas").delete()
+    NodePin.objects.create(node_id="atlas", slot="current", spki_sha256=seed.spki("atlas"))
+    answer = operator.client.post("/nodes/-/rekey/atlas", {"ttl_minutes": "60"}, headers=HX)
+    text = answer.content.decode()
+    assert answer["Cache-Control"] == "no-store"
+    assert re.search(r'id="join-token">[0-9a-f]{16}\.[\w-]{43}<', text)
+    assert f"--rekey --node-uid {Node.objects.get(pk='atlas').uid}" in text
+    assert "Waiting for the machine" in text
+    assert b"shows its new key" in operator.client.get("/nodes/-/join/atlas", headers=HX).content
+    JoinToken.objects.filter(node_id_text="atlas").update(used_at=clock.now(), used_by_spki=seed.spki("new"))
+    after = operator.client.get("/nodes/-/join/atlas", headers=HX).content.decode()
+    assert seed.spki("new")[:4] in after
+
+
+def test_the_machine_of_the_master_gets_a_command_for_its_own_agent(master, operator):
+    NodePin.objects.filter(node_id="local").delete()
+    NodePin.objects.create(node_id="local", slot="current", spki_sha256=seed.spki("local"))
+    Node.objects.filter(pk="local").update(is_bootstrap=True)
+    text = operator.client.post("/nodes/-/rekey/local", {"ttl_minutes": "60"}, headers=HX).content.decode()
+    assert "-m agent join --rekey" in text
+    assert "agent/agent.json" in text
+    assert "install.sh" not in text
+
+
+def test_a_node_without_a_key_cannot_be_re_paired(master, operator):
+    NodePin.objects.filter(node_id="atlas").delete()
+    answer = operator.client.post("/nodes/-/rekey/atlas", {"ttl_minutes": "60"}, headers=HX)
+    assert b"invalid_state" in answer.content
+    assert not JoinToken.objects.filter(node_id_text="atlas").exists()
+
+
+def test_a_revoke_wants_the_id_and_a_word_about_the_models(master, operator):
+    page = operator.client.get("/nodes/-/revoke/atlas").content.decode()
+    assert "Stop and unplace" in page
+    wrong = operator.client.post("/nodes/-/revoke/atlas", {"confirm": "atlass"}, headers=HX)
+    assert (wrong.status_code, b"confirmation_required" in wrong.content) == (409, True)
+    placed = operator.client.post("/nodes/-/revoke/atlas", {"confirm": "atlas"}, headers=HX)
+    assert (placed.status_code, b"models_placed" in placed.content) == (409, True)
+    assert not Node.objects.get(pk="atlas").draining
+    assert AuditLine.objects.filter(action="node.revoke", result="refused").count() == 2
+
+
+def test_the_menu_of_a_node_offers_what_its_state_allows(master, operator, viewer):
+    Node.objects.filter(pk="atlas").update(cert_not_after=clock.now() - timedelta(days=1))
+    atlas = operator.client.get("/nodes/atlas").content.decode()
+    assert "Let in once" in atlas
+    assert "Rotate certificate" not in atlas
+    Node.objects.filter(pk="atlas").update(cert_not_after=clock.now() + timedelta(days=80))
+    assert "Rotate certificate" in operator.client.get("/nodes/atlas").content.decode()
+    assert "Reject…" in operator.client.get("/nodes/dune").content.decode()
+    assert 'popovertarget="menu-' not in viewer.client.get("/nodes").content.decode()
+
+
+def test_a_rotation_of_a_node_that_is_away_says_so(master, operator):
+    Node.objects.filter(pk="atlas").update(reachability="offline")
+    refused = operator.client.post("/nodes/-/rotate/atlas", headers=HX)
+    assert (refused.status_code, b"node_offline" in refused.content) == (503, True)
+
+
+def test_the_settings_send_only_what_was_changed(master, operator):
+    Node.objects.filter(pk="atlas").update(display_name="Old", default_image="repo/x")
+    form = operator.client.get("/nodes/atlas/settings").context["form"]
+    data = {name: value for name, value in form.initial.items() if value is not None}
+    Node.objects.filter(pk="atlas").update(default_image="repo/changed-elsewhere")
+    operator.client.post("/nodes/atlas/save", data | {"display_name": "New", "default_image": "repo/changed-elsewhere"})
+    row = Node.objects.get(pk="atlas")
+    assert (row.display_name, row.default_image) == ("New", "repo/changed-elsewhere")
+    assert AuditLine.objects.filter(action="node.update").latest("id").detail == "display_name"
