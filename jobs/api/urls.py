@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import fencing, nodes, views
+from jobs.api import fencing, nodes, pki, views
 from mirbad.api import converters
 
 converters.register()
@@ -18,6 +18,8 @@ urlpatterns = [
     path("nodes/<name:node_id>/readmit", nodes.Readmit.as_view(), name="api-node-readmit"),
     path("fencing/takeover", fencing.Takeover.as_view(), name="api-fencing-takeover"),
     path("fencing/takeover/continue", fencing.Continuation.as_view(), name="api-fencing-continue"),
+    path("pki/ca-rotation", pki.CaRotation.as_view(), name="api-ca-rotation"),
+    path("pki/ca-replacement", pki.CaReplacement.as_view(), name="api-ca-replacement"),
     path("operations", views.Operations.as_view(), name="api-operations"),
     path("operations/<name:operation_id>", views.OneOperation.as_view(), name="api-operation"),
 ]

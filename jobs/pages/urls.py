@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import fencing, nodes, views
+from jobs.pages import ca, fencing, nodes, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -14,6 +14,13 @@ urlpatterns = [
     path("nodes/-/readmit/<slug:node_id>", nodes.readmit, name="node-readmit"),
     path("operations/-/of-node/<slug:node_id>", nodes.of_node, name="of-node"),
     path("operations/-/node-cells", nodes.node_cells, name="node-cells"),
+    path("pki/ca", ca.page, name="ca"),
+    path("pki/ca/card", ca.card, name="ca-card"),
+    path("pki/ca/-/of/<slug:node_id>", ca.of_node, name="ca-of-node"),
+    path("pki/ca/start", ca.start, name="ca-start"),
+    path("pki/ca/rollback", ca.roll_back, name="ca-rollback"),
+    path("pki/ca/close", ca.close, name="ca-close"),
+    path("pki/ca/replace", ca.replace, name="ca-replace"),
     path("operations", views.index, name="list"),
     path("operations/-/of-model/<str:model_id>", views.of_model, name="of-model"),
     path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),

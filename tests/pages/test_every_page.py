@@ -33,6 +33,7 @@ PAGES = (
     ("jobs:list", []),
     ("jobs:of-model", ["qwen3-coder"]),
     ("jobs:timeline", ["qwen3-coder"]),
+    ("jobs:ca", []),
     ("audit:list", []),
 )
 FOR_OPERATORS = (
