@@ -1,37 +1,18 @@
-"""System checks: settings that Django takes but that cannot be what the operator wants."""
+"""System checks: settings that can be used but are hardly what the operator wants. `make up` says them too."""
 
 import ipaddress
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, register
 from django.core.checks import Warning as Doubt
 
-from mirbad.api.addresses import networks
 from mirbad.kernel.conf import Settings, settings
-
-_SHORTEST_KEY = 32
 
 
 @register("mirbad")
 def environment(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     """Checks of the environment's values against each other."""
-    return [*_proxies(settings()), *_reach(settings()), *_secrets(settings()), *_folder(settings())]
-
-
-def _proxies(given: Settings) -> list[CheckMessage]:
-    try:
-        trusted = networks(given.trusted_proxies)
-    except ValueError as error:
-        return [Error(f"MIRBAD_TRUSTED_PROXIES: {error}. Give addresses or networks.", id="mirbad.E001")]
-    if any(network.prefixlen == 0 for network in trusted):
-        return [
-            Error(
-                "MIRBAD_TRUSTED_PROXIES trusts every address, so anyone could claim to be another client.",
-                hint="Name the proxies themselves.",
-                id="mirbad.E002",
-            )
-        ]
-    return []
+    return [*_reach(settings()), *_folder(settings())]
 
 
 def _reach(given: Settings) -> list[CheckMessage]:
@@ -57,18 +38,6 @@ def _reach(given: Settings) -> list[CheckMessage]:
             )
         )
     return found
-
-
-def _secrets(given: Settings) -> list[CheckMessage]:
-    if given.secret_key and len(given.secret_key) < _SHORTEST_KEY:
-        return [
-            Error(
-                f"MIRBAD_SECRET_KEY has fewer than {_SHORTEST_KEY} characters; sessions and keys at rest hang on it.",
-                hint="Unset it, and the master makes one in its data folder.",
-                id="mirbad.E003",
-            )
-        ]
-    return []
 
 
 def _folder(given: Settings) -> list[CheckMessage]:

@@ -5,19 +5,17 @@ stops the start with a sentence that names the variable.
 """
 
 import os
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from mirbad.kernel import values
 from mirbad.kernel.ids import is_node_id
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SECRETS = ("admin_password", "secret_key", "database_url", "redis_url")
 # Read by the agent or by another tool, not by the master; present in the environment without being a mistake.
 _FOREIGN = frozenset({"MIRBAD_JOIN_TOKEN", "MIRBAD_ENROLL_CA_HASH"})
@@ -28,25 +26,9 @@ class BadSettings(Exception):
     """The environment holds a value that cannot be used; the text says which and what to change."""
 
 
-def parse_duration(value: object) -> object:
-    """``30s``, ``10m``, ``24h``, ``1h30m`` as a timedelta; anything else is left to the model to refuse."""
-    if isinstance(value, str) and value.strip():
-        text = value.strip()
-        parts = _DURATION.findall(text)
-        if parts and "".join(number + unit for number, unit in parts) == text:
-            return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
-        raise ValueError("give a duration such as 30s, 10m or 24h")
-    return value
-
-
-def _split(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
-
-
-Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Duration = Annotated[timedelta, BeforeValidator(values.parse_duration)]
+Wait = Annotated[Duration, Field(ge=timedelta(seconds=1))]
+Names = Annotated[tuple[str, ...], BeforeValidator(values.split)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -56,25 +38,27 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     data: Path = Path("data")
-    bind: str = "127.0.0.1"
+    bind: Annotated[str, AfterValidator(values.bind)] = "127.0.0.1"
     port: Port = 8080
     enroll_port: Port = 8443
     agent_port: Port = 9443
-    hosts: Names = ()
-    trusted_proxies: Names = ()
+    hosts: Annotated[Names, AfterValidator(values.hosts)] = ()
+    trusted_proxies: Annotated[Names, AfterValidator(values.proxies)] = ()
     admin_password: Annotated[str | None, Field(repr=False)] = None
-    secret_key: Annotated[str, Field(repr=False)] = ""
-    database_url: Annotated[str, Field(repr=False)] = ""
-    redis_url: Annotated[str, Field(repr=False)] = ""
+    secret_key: Annotated[str, Field(repr=False), AfterValidator(values.secret_key)] = ""
+    database_url: Annotated[str, Field(repr=False), AfterValidator(values.database_url)] = ""
+    redis_url: Annotated[str, Field(repr=False), AfterValidator(values.redis_url)] = ""
     starter_model: Literal["smollm2-135m", "none"] = "smollm2-135m"
     bootstrap_node: Annotated[str, Field(min_length=1)] = "local"
-    enroll_url: str = ""
-    agent_bundle_url: str = ""
-    default_join_token_lifetime: Duration = timedelta(hours=1)
+    enroll_url: Annotated[str, AfterValidator(values.enroll_url)] = ""
+    agent_bundle_url: Annotated[str, AfterValidator(values.bundle_url)] = ""
+    default_join_token_lifetime: Annotated[Duration, Field(ge=timedelta(minutes=10), le=timedelta(hours=24))] = (
+        timedelta(hours=1)
+    )
     join_token_retention: Duration = timedelta(days=30)
     enroll_rate_per_minute: Annotated[int, Field(ge=1)] = 5
     enroll_global_rate_per_minute: Annotated[int, Field(ge=1)] = 120
-    engine_image: str = ""
+    engine_image: Annotated[str, AfterValidator(values.image)] = ""
     v1_max_body: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     v1_max_inflight: Annotated[int, Field(ge=1)] = 512
     v1_door: Literal["fast", "asgi"] = "fast"
@@ -89,9 +73,9 @@ class Settings(BaseModel):
     pki_flag_interval: Duration = timedelta(minutes=5)
     agent_certificate_life: Annotated[Duration, Field(ge=timedelta(seconds=10))] = timedelta(days=90)
     revoke_stop_timeout: Duration = timedelta(seconds=30)
-    operation_lease: Duration = timedelta(seconds=30)
-    launch_timeout: Duration = timedelta(minutes=30)
-    stop_timeout: Duration = timedelta(minutes=2)
+    operation_lease: Wait = timedelta(seconds=30)
+    launch_timeout: Wait = timedelta(minutes=30)
+    stop_timeout: Wait = timedelta(minutes=2)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     debug: bool = False
 
@@ -112,22 +96,26 @@ def _variable(field: str) -> str:
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """The settings that `environ` states. Raises BadSettings with one line per thing to change."""
-    values: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     known = {_variable(field): field for field in Settings.model_fields}
     problems: list[str] = []
+    if environ.get("MIRBAD_DATA") == "":
+        problems.append("MIRBAD_DATA is set but empty; name a folder, or unset it")
     for name, text in environ.items():
         if name in known:
-            values[known[name]] = text
+            given[known[name]] = text
         elif name.endswith("_FILE") and known.get(name[:-5]) in _SECRETS:
-            field = known[name[:-5]]
+            if name[:-5] in environ:
+                problems.append(f"{name} and {name[:-5]} are both set; keep one of them")
+                continue
             try:
-                values.setdefault(field, Path(text).read_text().strip())
-            except OSError as error:
-                problems.append(f"{name}: the file cannot be read ({error.strerror})")
+                given[known[name[:-5]]] = _read_secret(Path(text))
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
         elif name.startswith("MIRBAD_") and name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES):
             problems.append(f"{name} is not a setting of Mirbad; check its spelling in docs/operations.md")
     try:
-        settings = Settings.model_validate(values)
+        settings = Settings.model_validate(given)
     except ValidationError as error:
         problems.extend(
             f"{_variable(str(item['loc'][0]))}: {item['msg'].removeprefix('Value error, ')}"
@@ -138,10 +126,30 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         problems.append("MIRBAD_BOOTSTRAP_NODE: give 1-40 lower-case letters, digits or hyphens")
     if problems:
         raise BadSettings("\n".join(problems))
-    stored = settings.data / "secrets" / "secret-key"
-    if not settings.secret_key and stored.is_file():
-        settings = settings.model_copy(update={"secret_key": stored.read_text().strip()})
+    if not settings.secret_key:
+        settings = settings.model_copy(update={"secret_key": _stored_secret_key(settings)})
     return settings.model_copy(update={"data": settings.data.absolute()})
+
+
+def _stored_secret_key(settings: Settings) -> str:
+    path = settings.secrets_dir / "secret-key"
+    try:
+        return _read_secret(path) if path.is_file() else ""
+    except PermissionError:
+        reason = "Permission denied"
+    except ValueError as error:
+        reason = str(error)
+    raise BadSettings(f"{path}: {reason}. Run as the user that Mirbad runs as.")
+
+
+def _read_secret(path: Path) -> str:
+    """What the file holds, without white space around it. Raises ValueError with the reason."""
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"the file cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError:
+        raise ValueError("the file is not text") from None
 
 
 @lru_cache(maxsize=1)

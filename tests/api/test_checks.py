@@ -20,16 +20,12 @@ def found(monkeypatch, tmp_path, **values):
     ("values", "ids"),
     [
         ({}, []),
-        ({"trusted_proxies": "127.0.0.1, 10.0.0.0/8, ::1"}, []),
-        ({"trusted_proxies": "my-proxy"}, ["mirbad.E001"]),
-        ({"trusted_proxies": "0.0.0.0/0"}, ["mirbad.E002"]),
         ({"bind": "0.0.0.0"}, ["mirbad.W001"]),
         ({"bind": "0.0.0.0", "hosts": "master.lan"}, []),
         ({"hosts": "*"}, ["mirbad.W002"]),
-        ({"secret_key": "short"}, ["mirbad.E003"]),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_named(monkeypatch, tmp_path, values, ids):
+def test_a_setting_that_is_hardly_meant_is_named(monkeypatch, tmp_path, values, ids):
     assert found(monkeypatch, tmp_path, **values) == ids
 
 

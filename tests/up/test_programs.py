@@ -45,7 +45,11 @@ def test_every_process_dies_with_the_supervisor_and_is_started_again(tmp_path):
 
 
 def test_no_secret_stands_in_the_configuration_or_on_a_command_line(tmp_path):
-    secrets = {"admin_password": "pass-canary", "secret_key": "key-canary", "redis_url": "redis://:url-canary@b:1/0"}
+    secrets = {
+        "admin_password": "pass-canary",
+        "secret_key": "key-canary-of-at-least-32-characters",
+        "redis_url": "redis://:url-canary@b:1/0",
+    }
     given = layout(tmp_path, database_url="postgres://u:db-canary@h/d", **secrets)
     parsed(given)
     assert "canary" not in given.configuration.read_text()

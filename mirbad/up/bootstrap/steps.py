@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 
 from jobs.loops import resume, takeover
+from mirbad import checks
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
@@ -45,6 +46,8 @@ def run(progress: Progress, report: Callable[[str], None]) -> bool:
 
 
 def _prepare(progress: Progress) -> str | None:
+    for doubt in checks.environment():
+        progress.warn(f"{doubt.msg} {doubt.hint}")
     applied = database.migrate(progress)
     authority.ensure()
     people.ensure_password()

@@ -9,8 +9,8 @@ from django.db import OperationalError, ProgrammingError
 
 from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG
-from mirbad.kernel.conf import parse_duration
 from mirbad.kernel.errors import MirbadError
+from mirbad.kernel.values import parse_duration
 from models_app import keys
 from models_app.models import ApiKey
 
