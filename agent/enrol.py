@@ -190,6 +190,7 @@ def _request_without_csr(order: JoinOrder, uid: str | None) -> EnrollRequest:
             address=order.address,
             port=order.port,
             machine=order.machine,
+            time=now_text(),
         )
     except ValidationError as error:
         fields = ", ".join("--" + str(item["loc"][0]).replace("_", "-") for item in error.errors(include_input=False))

@@ -15,12 +15,14 @@ from mirbad.kernel.guarded import try_transition
 from mirbad.live import hints
 from nodes import conditions, fencing
 from nodes.capability import gpu_rows, problems
-from nodes.models import Gpu, Node
+from nodes.models import Gpu, Node, NodeCondition
 from nodes.states import APPROVED, FENCED, INCOMPATIBLE, OFFLINE, ONLINE, PENDING, REACHABILITY, UNKNOWN
 
 log = structlog.get_logger(__name__)
 
 OFFLINE_AFTER = timedelta(seconds=15)
+MACHINE = "machine"
+"""The source of the condition that two machines hold one key."""
 _REASON_LENGTH = 500
 _STATUS_COLUMNS = ("boot_id", "seq", "last_seen_at", "host", "warnings", "held_epoch", "held_instance")
 
@@ -186,9 +188,29 @@ def observe_capabilities(node_id: str, caps: Capabilities, seq: int = 0) -> None
         transaction.on_commit(lambda: hints.changed("nodes", node_id))
 
 
+def same_machine(node_id: str, machine_id_hash: str) -> bool:
+    """Whether the node's key was shown by one machine alone; the first that shows it is kept.
+
+    Once it was shown by two, this is False for both of them until the node gets another key: which one is the real
+    one cannot be told from here.
+    """
+    rows = Node.objects.filter(pk=node_id)
+    if machine_id_hash and rows.filter(machine_id_hash="").update(machine_id_hash=machine_id_hash[:64]):
+        return True
+    known = rows.values_list("machine_id_hash", flat=True).first() or ""
+    if machine_id_hash and known and known != machine_id_hash:
+        text = "Two machines hold this node's key: a disk or a state folder was copied. Re-pair the one that is to stay."
+        if conditions.replace(node_id, MACHINE, [conditions.Condition("key_on_two_machines", text)]):
+            log.critical("two machines hold the key of one node; neither is worked with", node=node_id)
+        return False
+    return not NodeCondition.objects.filter(node_id=node_id, source=MACHINE).exists()
+
+
 def forget(node_id: str) -> None:
     """Start anew: the node has another key and perhaps another state folder, whose `seq` begins again."""
+    conditions.replace(node_id, MACHINE, [])
     Node.objects.filter(pk=node_id).update(
+        machine_id_hash="",
         boot_id="",
         seq=0,
         capabilities_seq=-1,

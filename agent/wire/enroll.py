@@ -26,7 +26,10 @@ class MachineSummary(WireModel):
 
 
 class EnrollRequest(WireModel):
-    """A node asks to join. `node_uid` is set for a rekey only. `address` is where the master should dial the agent."""
+    """A node asks to join. `node_uid` is set for a rekey only. `address` is where the master should dial the agent.
+
+    `time` is the node's clock: certificates work by it, so a master refuses one that is far off, with both times.
+    """
 
     node_id: str = Field(max_length=64)
     token: str = Field(max_length=200)
@@ -35,6 +38,7 @@ class EnrollRequest(WireModel):
     address: str | None = Field(default=None, max_length=255)
     port: Annotated[int, Field(ge=1, le=65535)] = 9443
     machine: MachineSummary = MachineSummary()
+    time: str | None = Field(default=None, max_length=40)
 
 
 class MasterSpki(WireModel):

@@ -5,7 +5,7 @@ and the same key gets the stored answer, so a lost reply strands nobody.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -35,6 +35,7 @@ _REFUSED = (
     "node or purpose. Create a new one on the master."
 )
 _TRIES = 3
+_CLOCK_LIMIT = timedelta(minutes=45)
 
 
 class _Refuse(Exception):
@@ -69,6 +70,7 @@ def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollA
     except BadRequestToSign as error:
         raise InvalidRequest(str(error)) from error
     fencing.require_unfenced()
+    _check_clock(request.time)
     join = _Join(request, key, spki_of(key), peer, rekey, clock.now())
     token, token_id = tokens.find(request.token, peer_group(peer))
     try:
@@ -78,6 +80,22 @@ def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollA
     except _Refuse as refusal:
         _note_refusal(join, token_id, refusal)
         raise EnrollmentRefused(_REFUSED) from None
+
+
+def _check_clock(text: str | None) -> None:
+    """Certificates are issued an hour back in time; a node whose clock is further off could not use its own."""
+    if text is None:
+        return
+    try:
+        theirs = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequest("The time of the node cannot be read.") from error
+    ours = clock.now()
+    if theirs.tzinfo is None or abs(theirs - ours) > _CLOCK_LIMIT:
+        raise InvalidRequest(
+            f"The node's clock says {theirs:%Y-%m-%d %H:%M} UTC while the master's says {ours:%Y-%m-%d %H:%M} UTC. "
+            "Set the wrong one right, then join again; the token stays good."
+        )
 
 
 def _enroll(join: _Join, token: JoinToken) -> EnrollAnswer:

@@ -134,6 +134,8 @@ def _take_info(node: Node, info: AgentInfo) -> AgentInfo:
     elif not common:
         ours, theirs = (", ".join(map(str, versions)) for versions in (PROTOCOL_VERSIONS, info.protocol_versions))
         problem = f"The agent speaks protocol {theirs or 'none'}, the master {ours}. Upgrade the older of the two."
+    elif not reachability.same_machine(node.pk, info.machine_id_hash):
+        problem = "Two machines hold this node's key, and neither is worked with. Re-pair the one that is to stay."
     if problem is not None:
         reachability.refused(node.pk, INCOMPATIBLE, problem)
         raise NodeIncompatible(problem)

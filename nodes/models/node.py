@@ -51,6 +51,9 @@ class Node(models.Model):
     reachability = models.CharField(max_length=16, choices=REACHABILITY.choices, default="unknown")
     reachability_reason = models.CharField(max_length=500, blank=True, default="")
     last_seen_at = models.DateTimeField(null=True, blank=True)
+    machine_id_hash = models.CharField(
+        max_length=64, blank=True, default="", help_text="The machine that showed the node's key first."
+    )
     boot_id = models.CharField(max_length=64, blank=True, default="")
     seq = models.BigIntegerField(default=0)
     capabilities_seq = models.BigIntegerField(default=-1)
