@@ -5,12 +5,14 @@ requests a minute, the life of a connection.
 """
 
 import asyncio
+import logging
 import math
 import ssl
 from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from django.db import DatabaseError
 
@@ -28,6 +30,17 @@ from nodes.pki import authority, store
 from nodes.pki.tls import BrokenIdentity, SwappingContext, TlsIdentity, prove, server_context
 
 log = structlog.get_logger(__name__)
+
+
+class _WithoutNoise(logging.Filter):
+    """Whoever speaks no HTTP gets his 400 and fills no log, least of all with tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_server_log = logging.getLogger("nodes.enrollment.http")
+_server_log.addFilter(_WithoutNoise())
 
 BODY_LIMIT = 65_536
 HANDSHAKE_SECONDS = 3.0
@@ -77,6 +90,7 @@ class Listener:
             lingering_time=1.0,
             auto_decompress=False,
             access_log=None,
+            logger=_server_log,
         )
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import logging
 import socket
 import ssl
 
@@ -327,3 +328,17 @@ async def test_older_protocols_are_not_spoken(serving):
     context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await asyncio.open_connection("127.0.0.1", serving.port, ssl=context, server_hostname=ENROLL_SERVER_NAME)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /enroll HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /enroll HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_gets_a_400_and_leaves_no_line_in_the_log(serving, caplog, data):
+    with caplog.at_level(logging.INFO):
+        assert b" 400 " in (await raw(serving, data)).partition(b"\r\n")[0]
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
