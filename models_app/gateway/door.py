@@ -10,6 +10,7 @@ from models_app.gateway.exchange import Exchanges
 from models_app.gateway.limits import Limiter
 from models_app.gateway.loader import Database, Loader, Source
 from models_app.gateway.metrics import FIGURES, Figures
+from models_app.gateway.notice import Notices
 from models_app.gateway.pool import Pools
 from models_app.gateway.recorder import Recorder, Sink
 from models_app.gateway.table import Table
@@ -46,6 +47,7 @@ class Gateway:
         database = Database()
         self.pools = Pools()
         self.loader = Loader(self._follow, source or database)
+        self.notices = Notices(self.loader.nudge) if source is None else None
         self.recorder = Recorder(sink or database, access)
         self.exchanges = Exchanges(self.loader, self.pools, figures)
         self.limiter = Limiter()
@@ -58,6 +60,8 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         await self.loader.start()
         await self.recorder.start()
+        if self.notices is not None:
+            self.notices.start()
 
     async def stop(self) -> None:
         """End what is still open with an error that its client can read, then close all connections."""
@@ -65,6 +69,8 @@ class Gateway:
             await asyncio.wait(self._visits, timeout=_ENDING_SECONDS)
         for task in list(self._visits):
             task.cancel()
+        if self.notices is not None:
+            await self.notices.stop()
         await self.loader.stop()
         await self.recorder.stop()
         self.pools.close()

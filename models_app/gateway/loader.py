@@ -199,6 +199,10 @@ class Loader:
         """Wait for the next table."""
         await self._swapped.wait()
 
+    def nudge(self) -> None:
+        """Look now whether the version moved."""
+        self._wake.set()
+
     def hurry(self) -> None:
         """Read the table again now: what it says does not agree with what a node says."""
         self._built_at = 0.0

@@ -58,7 +58,7 @@ async def main(port: int, path: str, key: str, streams: int) -> None:
         {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
     ).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
     found: list[Stream] = []
@@ -68,7 +68,7 @@ async def main(port: int, path: str, key: str, streams: int) -> None:
         _, stream = await loop.create_connection(lambda over=over: Stream(head + body, over), "127.0.0.1", port)
         found.append(stream)
         ends.append(over)
-    await asyncio.wait(ends, timeout=120)
+    await asyncio.wait(ends, timeout=30)
     firsts = sorted(stream.first for stream in found if stream.first is not None)
     print(
         json.dumps(
