@@ -199,7 +199,7 @@ def same_machine(node_id: str, machine_id_hash: str) -> bool:
         return True
     known = rows.values_list("machine_id_hash", flat=True).first() or ""
     if machine_id_hash and known and known != machine_id_hash:
-        text = "Two machines hold this node's key: a disk or a state folder was copied. Re-pair the one that is to stay."
+        text = "Two machines hold this node's key: a disk or a state folder was copied. Re-pair the one that stays."
         if conditions.replace(node_id, MACHINE, [conditions.Condition("key_on_two_machines", text)]):
             log.critical("two machines hold the key of one node; neither is worked with", node=node_id)
         return False

@@ -150,6 +150,8 @@ class Pools:
     def __init__(self, *, warm: int = WARM_CONNECTIONS) -> None:
         self._warm = warm
         self._pools: dict[str, NodePool] = {}
+        self._leaving: list[NodePool] = []
+        """Pools that were replaced while requests were under way on them; these end well unless trust ends first."""
 
     def of(self, peer: Reachable) -> NodePool:
         """The pool of connections to `peer`."""
@@ -162,6 +164,8 @@ class Pools:
         """Follow the table: close what is no longer trusted, move with addresses, keep serving nodes warm."""
         for node_id in [node_id for node_id in self._pools if node_id not in table.endpoints]:
             self._pools.pop(node_id).retire(cut=True)
+            self._cut_leaving(node_id)
+        self._leaving = [pool for pool in self._leaving if pool.open_count]
         for node_id, peer in table.endpoints.items():
             if table.nodes.get(node_id) is NodeState.SERVING:
                 self.of(peer).tend()
@@ -176,7 +180,13 @@ class Pools:
         """Close every connection."""
         for pool in self._pools.values():
             pool.retire(cut=True)
+            self._cut_leaving(pool.peer.node_id)
         self._pools.clear()
+
+    def _cut_leaving(self, node_id: str) -> None:
+        for pool in self._leaving:
+            if pool.peer.node_id == node_id:
+                pool.retire(cut=True)
 
     def _replace(self, peer: Reachable) -> NodePool:
         old = self._pools.get(peer.node_id)
@@ -184,6 +194,11 @@ class Pools:
             # A renewed certificate comes by a pin that stood before it: what is under way ends well on the old lines.
             renewed = bool(old.peer.pins & peer.pins)
             trust_changed = old.peer.ssl_context is not peer.ssl_context and not renewed
-            old.retire(cut=trust_changed or old.peer.server_name != peer.server_name)
+            cut = trust_changed or old.peer.server_name != peer.server_name
+            old.retire(cut=cut)
+            if cut:
+                self._cut_leaving(peer.node_id)
+            else:
+                self._leaving.append(old)
         pool = self._pools[peer.node_id] = NodePool(peer, warm=self._warm)
         return pool
