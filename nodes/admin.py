@@ -12,6 +12,7 @@ from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.roles import OPERATOR, has_role
 from nodes import registry
+from nodes.enrollment import tokens
 from nodes.models import (
     Authority,
     Gpu,
@@ -99,6 +100,22 @@ class JoinTokenAdmin(LookingAdmin):
     list_display = ("id", "purpose", "node_id_text", "created_at", "expires_at", "used_at", "used_from", "created_by")
     list_filter = ("purpose",)
     exclude = ("digest", "answer")
+    actions = ("withdraw",)
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Operators."""
+        return has_role(request.user, OPERATOR)
+
+    @admin.action(description="Withdraw the unused tokens of the chosen nodes", permissions=["operate"])
+    def withdraw(self, request: HttpRequest, queryset: QuerySet[JoinToken]) -> None:
+        """They enroll nobody from now on."""
+        for node_id in sorted(set(queryset.values_list("node_id_text", flat=True))):
+            try:
+                count = tokens.withdraw(node_id, actors.of(request))
+            except MirbadError as error:
+                self.message_user(request, error.detail, messages.WARNING)
+            else:
+                self.message_user(request, f"{count} unused token(s) of {node_id} withdrawn.", messages.SUCCESS)
 
 
 @admin.register(Lease)

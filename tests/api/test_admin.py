@@ -133,3 +133,15 @@ def test_nobody_makes_themselves_a_superuser_there(owner, operator):
     page = owner.client.get(reverse("admin:auth_user_change", args=[operator.user.pk])).content.decode()
     assert "is_superuser" not in page
     assert "user_permissions" not in page
+
+
+def test_unused_tokens_are_withdrawn_there_by_operators(owner, viewer, rows):
+    page = address(JoinToken, "changelist")
+    chosen = {"action": "withdraw", "_selected_action": ["0" * 16]}
+    viewer.user.is_staff = True
+    viewer.user.save()
+    viewer.client.post(page, chosen)
+    assert JoinToken.objects.get(pk="0" * 16).expires_at.year == 2999
+    owner.client.post(page, chosen)
+    assert JoinToken.objects.get(pk="0" * 16).expires_at.year < 2999
+    assert AuditLine.objects.filter(action="node.join-token", node_id_text="pc-3").count() == 1
