@@ -42,15 +42,23 @@ class Subject:
 
 
 def create(
-    kind: Kind, stage: str, subject: Subject, actor: Actor, text: str, frozen: Mapping[str, Any] | None = None
+    kind: Kind,
+    stage: str,
+    subject: Subject,
+    actor: Actor,
+    text: str,
+    frozen: Mapping[str, Any] | None = None,
+    *,
+    operation_id: str = "",
 ) -> Operation:
     """A new operation in the caller's transaction; its bell rings on commit. `frozen` is its input.
 
-    IntegrityError when its lane already has an open operation on that target.
+    `operation_id` is one from `new_operation_id` that was needed before; empty makes one. IntegrityError when its lane
+    already has an open operation on that target.
     """
     now = clock.now()
     operation = Operation.objects.create(
-        id=new_operation_id(),
+        id=operation_id or new_operation_id(),
         kind=kind.name,
         lane=kind.lane,
         target_kind=subject.kind,
@@ -179,6 +187,23 @@ def supersede(operation: Operation, text: str) -> bool:
         progress={},
         error={"code": "superseded", "detail": text},
     ):
+        return False
+    _tell(operation.pk, operation.stage, text, now)
+    events.changed(operation.pk)
+    return True
+
+
+def abandon(operation: Operation, text: str) -> bool:
+    """End an operation that must not go on, in the caller's transaction; a worker at its step loses it. False if over.
+
+    What its kind writes when it ends is not written: nothing of it is to count here.
+    """
+    now = clock.now()
+    rows = unfinished().filter(pk=operation.pk)
+    ended = rows.update(
+        outcome=CANCELLED, finished_at=now, fence=F("fence") + 1, lease_owner="", lease_expires_at=None, progress={}
+    )
+    if not ended:
         return False
     _tell(operation.pk, operation.stage, text, now)
     events.changed(operation.pk)

@@ -9,6 +9,7 @@ from agent.runtimes.flags import check_args, check_env, given, rejected
 from agent.runtimes.source import describe, files_of, find_folder
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
+from agent.wire.pickles import pickles_in, refusal_words
 
 _DENIED = (
     # what the agent sets
@@ -26,6 +27,24 @@ _DENIED = (
     "--log-config-file", "--quantization-param-path", "--model-loader-extra-config",
     "--tool-server", "--profiler-config", "--scheduler-cls", "--io-processor-plugin",
 )  # fmt: skip
+
+
+def _refuse_pickles(spec: LaunchSpec, names: list[str]) -> None:
+    """With safetensors beside them vLLM leaves pickles alone, unless it is told to read them."""
+    found = pickles_in(names)
+    alone = not any(name.endswith(".safetensors") for name in names)
+    if found and (alone or _reads_pickles(spec.args)):
+        folder = spec.source.folder if spec.source else ""
+        raise rejected(refusal_words(f"the model folder '{folder}'", found))
+
+
+def _reads_pickles(args: tuple[str, ...]) -> bool:
+    for at, name in enumerate(args):
+        if given((name,), "--load-format"):
+            following = args[at + 1] if at + 1 < len(args) else ""
+            if (name.partition("=")[2] or following) in ("pt", "npcache"):
+                return True
+    return False
 
 
 class Vllm:
@@ -57,7 +76,10 @@ class Vllm:
         if spec.source is None:
             raise rejected("vLLM needs a model folder; choose one.")
         folder = find_folder(config.models_root, spec.source)
-        return describe(folder, folder, list(files_of(folder)))
+        files = list(files_of(folder))
+        if not spec.allow_pickle:
+            _refuse_pickles(spec, [file.relative_to(folder).as_posix() for file in files])
+        return describe(folder, folder, files)
 
     def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
         """`vllm serve FOLDER` with the agent's options, then the person's."""

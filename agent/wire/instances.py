@@ -70,6 +70,7 @@ class LaunchSpec(WireModel):
     host_reserve_bytes: Annotated[int, Field(ge=0)] | None = None
     gpu_reserve_bytes: dict[str, Annotated[int, Field(ge=0)]] = {}
     max_concurrent_starts: Annotated[int, Field(ge=1)] | None = None
+    allow_pickle: bool = False
     force: bool = False
 
     @field_serializer("secret_env", when_used="json")

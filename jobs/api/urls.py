@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import fencing, nodes, pki, views
+from jobs.api import downloads, fencing, nodes, pki, views
 from mirbad.api import converters
 
 converters.register()
@@ -20,6 +20,9 @@ urlpatterns = [
     path("fencing/takeover/continue", fencing.Continuation.as_view(), name="api-fencing-continue"),
     path("pki/ca-rotation", pki.CaRotation.as_view(), name="api-ca-rotation"),
     path("pki/ca-replacement", pki.CaReplacement.as_view(), name="api-ca-replacement"),
+    path("downloads", downloads.Downloads.as_view(), name="api-downloads"),
+    path("downloads/inspect", downloads.Inspection.as_view(), name="api-downloads-inspect"),
+    path("downloads/<name:operation_id>", downloads.Download.as_view(), name="api-download"),
     path("operations", views.Operations.as_view(), name="api-operations"),
     path("operations/<name:operation_id>", views.OneOperation.as_view(), name="api-operation"),
 ]

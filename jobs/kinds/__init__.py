@@ -1,7 +1,7 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import ca_rotation, launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import ca_rotation, download, launch, revoke, rotate_cert, stop, takeover
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -13,6 +13,7 @@ KINDS: dict[str, Kind] = {
         rotate_cert.KIND,
         revoke.KIND,
         ca_rotation.KIND,
+        download.KIND,
     )
 }
 

@@ -1,16 +1,18 @@
-"""Launch a model: (stopping →) checking → starting → waiting → done, or cancelling → the end.
+"""Launch a model: (stopping →) checking → (downloading →) starting → waiting → done, or cancelling → the end.
 
-A restart begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends.
+Weights that the model's repository has and its node lacks are downloaded first, then all is checked again. A restart
+begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends.
 """
 
 import hashlib
 from datetime import timedelta
 
 from agent.wire.capability import Capabilities
+from agent.wire.downloads import DownloadSpec, DownloadState
 from agent.wire.errors import AgentCode
 from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
 from audit import log as audit_log
-from jobs import instances
+from jobs import artifacts, instances
 from jobs.base import Cancelled, Done, Go, Kind, Outcome, Stage, Step, Wait
 from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
@@ -29,6 +31,7 @@ NAME = "launch"
 CHECKING = "checking"
 STARTING = "starting"
 WAITING = "waiting"
+DOWNLOADING = "downloading"
 STOPPING = "stopping"
 CANCELLING = "cancelling"
 
@@ -80,6 +83,10 @@ def _checking(step: Step) -> Outcome:
     _check_capabilities(step, placement, node)
     view = instances.view_in(instances.refresh(step), step)
     if view is None or view.state not in LIVE_STATES:
+        # Once is enough: what is then still missing is said by the node when it is to start.
+        if "download" not in step.state and (spec := artifacts.lacking(step, placement.model)) is not None:
+            text = f"Node {step.node_id} lacks the weights: downloading {spec.repository}."
+            return Go(DOWNLOADING, text, {"download": spec.to_wire()})
         return Go(STARTING, f"Node {step.node_id} is ready to start it.")
     if view.state == InstanceState.STOPPING:
         return Wait(_LOOK_SECONDS, {"text": "Waiting for the engine that ends."})
@@ -90,6 +97,18 @@ def _checking(step: Step) -> Outcome:
         text = "An engine with other settings runs there; restart the model to apply the present ones."
         raise StepFailed("invalid_state", text, final=True)
     return Go(WAITING, "It runs already; waiting until it is ready.", {"key": view.operation_id})
+
+
+def _downloading(step: Step) -> Outcome:
+    download_id = f"{step.operation_id}-weights"
+    if step.cancel_requested:
+        artifacts.cancel(step, download_id, f"{step.key()}:cancel")
+        return Go(CANCELLING, "The download has ended.")
+    instances.placement_of(step)
+    view, state = artifacts.follow(step, download_id, DownloadSpec.model_validate(step.state["download"]))
+    if view.state is DownloadState.READY:
+        return Go(CHECKING, f"The weights are in the folder {view.folder}.", state)
+    return Wait(artifacts.LOOK_SECONDS, artifacts.progress(view), state)
 
 
 def _starting(step: Step) -> Outcome:
@@ -244,6 +263,7 @@ KIND = Kind(
     stages={
         STOPPING: _patient(_stopping),
         CHECKING: _patient(_checking),
+        DOWNLOADING: _patient(_downloading),
         STARTING: _patient(_starting),
         WAITING: _patient(_waiting),
         CANCELLING: _cancelling,

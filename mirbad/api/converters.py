@@ -32,8 +32,14 @@ class Name:
         return value
 
 
+class Folder(Name):
+    """The name of a model folder."""
+
+    regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+
+
 def register() -> None:
-    """Make ``<row:…>`` and ``<name:…>`` known; a second call changes nothing."""
-    for name, converter in (("row", RowId), ("name", Name)):
+    """Make ``<row:…>``, ``<name:…>`` and ``<folder:…>`` known; a second call changes nothing."""
+    for name, converter in (("row", RowId), ("name", Name), ("folder", Folder)):
         if name not in get_converters():
             register_converter(converter, name)

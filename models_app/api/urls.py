@@ -3,6 +3,7 @@
 from django.urls import path
 
 from mirbad.api import converters
+from models_app.api.artifacts import Catalog, Folder, Folders, Gguf
 from models_app.api.keys import Key, KeyRotation, Keys
 from models_app.api.usage import Usage
 from models_app.api.views import Model, Models
@@ -12,6 +13,10 @@ converters.register()
 urlpatterns = [
     path("models", Models.as_view(), name="api-models"),
     path("models/<name:model_id>", Model.as_view(), name="api-model"),
+    path("model-folders", Folders.as_view(), name="api-model-folders"),
+    path("model-folders/<folder:folder>", Folder.as_view(), name="api-model-folder"),
+    path("model-folders/<folder:folder>/gguf", Gguf.as_view(), name="api-model-folder-gguf"),
+    path("catalog", Catalog.as_view(), name="api-catalog"),
     path("keys", Keys.as_view(), name="api-keys"),
     path("keys/<row:row_id>", Key.as_view(), name="api-key"),
     path("keys/<row:row_id>/rotate", KeyRotation.as_view(), name="api-key-rotate"),

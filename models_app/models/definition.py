@@ -33,6 +33,9 @@ class ModelDefinition(models.Model):
     tags = models.JSONField(default=list, blank=True)
     auto_start = models.BooleanField(default=False)
     keep_serving = models.BooleanField(default=False)
+    allow_pickle = models.BooleanField(
+        default=False, help_text="Weights may be Python pickles, which run what they hold."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -56,7 +59,7 @@ class ModelDefinition(models.Model):
 class ModelSource(models.Model):
     """Where the weights come from. `folder` is a folder under a node's models root, `file` a GGUF in it.
 
-    `huggingface` sources keep repository and revision; their download comes with the placement work.
+    A `huggingface` source names the repository and revision that fill the folder: a launch downloads what is missing.
     """
 
     FOLDER = "folder"

@@ -156,6 +156,7 @@ class ModelInput(_Input):
     tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=40)]], Field(max_length=32)] = []
     auto_start: bool = False
     keep_serving: bool = False
+    allow_pickle: bool = False
     sources: Annotated[list[SourceInput], Field(max_length=8)] = []
     placement: PlacementInput | None = None
     placement_generation: int | None = None

@@ -74,6 +74,9 @@ def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str
         "gpuBudget": model.gpu_memory_budget_bytes,
         "hostBudget": model.host_memory_budget_bytes,
     }
+    if model.allow_pickle:
+        # Absent otherwise, so that what runs since before this was asked keeps its hash.
+        parts["allowPickle"] = True
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -116,5 +119,6 @@ def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> Lau
         host_reserve_bytes=node.memory_reserve_bytes,
         gpu_reserve_bytes={gpu.uuid: gpu.reserve_bytes for gpu in reserved},
         max_concurrent_starts=node.max_concurrent_starts,
+        allow_pickle=model.allow_pickle,
         force=force,
     )

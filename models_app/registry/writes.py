@@ -35,6 +35,7 @@ _PLAIN = (
     "tags",
     "auto_start",
     "keep_serving",
+    "allow_pickle",
 )
 
 

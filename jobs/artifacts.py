@@ -1,0 +1,144 @@
+"""Calls to an agent about downloads, with every refusal told as a failure of a step."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from agent.wire.capability import Feature
+from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, FolderList
+from agent.wire.errors import AgentCode
+from jobs.base import Step
+from jobs.errors import StepFailed
+from mirbad.kernel.errors import MirbadError
+from mirbad.web import parts
+from models_app.artifacts.errors import Gated
+from models_app.artifacts.folders import lacks
+from models_app.artifacts.wishes import Wish, spec_of
+from models_app.models import ModelDefinition, ModelSource
+from nodes import queries as node_queries
+from nodes.errors import AgentRefused, NodeOffline
+from nodes.link import client
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 1.0
+_SERVER_ERROR = 500
+_PASSING = frozenset({AgentCode.START_CONFLICT, AgentCode.NOT_APPROVED})
+
+
+def look(step: Step, download_id: str) -> DownloadView | None:
+    """What the node says of the download; None when it does not know it. StepFailed."""
+    try:
+        return _reach(
+            step, lambda: client.call(step.node_id, "GET", f"downloads/{download_id}", None, answer=DownloadView)
+        )
+    except AgentRefused as refusal:
+        if refusal.agent_code == AgentCode.NOT_FOUND:
+            return None
+        raise _failure(step, refusal) from refusal
+
+
+def follow(step: Step, download_id: str, spec: DownloadSpec) -> tuple[DownloadView, dict[str, Any]]:
+    """Have the node bring `spec`; the view now, and state to keep. StepFailed when it ended badly."""
+    view, turn = look(step, download_id), int(step.state.get("asked", 0))
+    if view is None:
+        # A node that lost its records is asked anew, under a key of its own: the journal may still hold the old answer.
+        view = begin(step, download_id, spec, step.key(turn))
+        turn += 1
+    if failure := ended(view):
+        raise failure
+    return view, {"asked": turn}
+
+
+def lacking(step: Step, model: ModelDefinition) -> DownloadSpec | None:
+    """What the node lacks of the weights of a model that names a repository; None when nothing is to be fetched.
+
+    Only when something is missing is the hub asked. StepFailed, and what `spec_of` raises.
+    """
+    source = min(model.sources.all(), key=lambda item: item.position, default=None)
+    if source is None or source.kind != ModelSource.HUGGING_FACE or not _downloads(step.node_id):
+        return None
+    if not lacks(folders(step).folders, source.folder, source.file):
+        return None
+    files = (source.file,) if source.file else ()
+    wish = Wish(source.repository, source.revision, files, source.folder, model.allow_pickle)
+    try:
+        return spec_of(wish)
+    except Gated as error:
+        hint = "Download it with a token on the page of downloads, then start the model again."
+        raise StepFailed(error.code, f"{error.detail} {hint}", final=True) from error
+
+
+def _downloads(node_id: str) -> bool:
+    known = node_queries.capabilities(node_queries.get(node_id))
+    return known is not None and Feature.DOWNLOADS in known.features
+
+
+def begin(step: Step, download_id: str, spec: DownloadSpec, key: str) -> DownloadView:
+    """Ask the node for a set; a repeat under the same `key` does nothing and gets the same answer. StepFailed."""
+    path = f"downloads/{download_id}"
+    try:
+        return _reach(step, lambda: client.call(step.node_id, "PUT", path, spec, answer=DownloadView, operation_id=key))
+    except AgentRefused as refusal:
+        raise _failure(step, refusal) from refusal
+
+
+def cancel(step: Step, download_id: str, key: str) -> None:
+    """Have the node end a download; one that it does not know has ended. StepFailed."""
+    path = f"downloads/{download_id}/cancel"
+    try:
+        _reach(step, lambda: client.call(step.node_id, "POST", path, None, answer=DownloadView, operation_id=key))
+    except AgentRefused as refusal:
+        if refusal.agent_code != AgentCode.NOT_FOUND:
+            raise _failure(step, refusal) from refusal
+
+
+def folders(step: Step) -> FolderList:
+    """The model folders of the node, read now. StepFailed."""
+    try:
+        return _reach(step, lambda: client.call(step.node_id, "GET", "folders", None, answer=FolderList))
+    except AgentRefused as refusal:
+        raise _failure(step, refusal) from refusal
+
+
+def progress(view: DownloadView) -> Mapping[str, Any]:
+    """How far a download is, as an operation shows it."""
+    words = {
+        DownloadState.WAITING: "Waiting for another download of this node.",
+        DownloadState.CHECKING: "Looking at what the node has already.",
+        DownloadState.DOWNLOADING: f"Downloading, {view.files_done} of {view.files_total} files are verified",
+        DownloadState.PLACING: "Putting the files in place.",
+    }
+    text = words.get(view.state, view.state.value)
+    if view.state is DownloadState.DOWNLOADING:
+        speed = view.bytes_per_second
+        text += f", {parts.size(round(speed))}/s." if speed is not None else "."
+        if view.text:
+            text = view.text
+    shown: dict[str, Any] = {"text": text, "doneBytes": view.done_bytes, "totalBytes": view.total_bytes}
+    if view.bytes_per_second is not None:
+        shown["bytesPerSecond"] = round(view.bytes_per_second)
+    return shown
+
+
+def ended(view: DownloadView) -> StepFailed | None:
+    """Why the download failed; None when it did not."""
+    if view.state is DownloadState.FAILED:
+        return StepFailed(view.reason_code or "download_failed", view.reason or "The download failed.", final=True)
+    if view.state is DownloadState.CANCELLED:
+        return StepFailed("cancelled", "The download was cancelled on the node.", final=True)
+    return None
+
+
+def _failure(step: Step, refusal: AgentRefused) -> StepFailed:
+    passing = refusal.agent_code in _PASSING or refusal.agent_status >= _SERVER_ERROR
+    return StepFailed(refusal.agent_code, f"Node {step.node_id!r}: {refusal.detail}", final=not passing)
+
+
+def _reach(step: Step, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except MirbadError as error:
+        if not error.retryable:
+            raise
+        state = "is offline" if error.code == NodeOffline.code else "cannot be worked with now"
+        raise StepFailed(error.code, f"Node {step.node_id} {state}, waiting. {error.detail}", final=False) from error

@@ -1,0 +1,93 @@
+"""Bring a set of files to a node: checking → downloading → done, or cancelling → the end.
+
+The node does the work and goes on by itself while the master is away; this follows it.
+"""
+
+from datetime import datetime
+
+from agent.wire.downloads import DownloadSpec, DownloadState
+from audit import log as audit_log
+from jobs import artifacts
+from jobs.base import Cancelled, Done, Go, Kind, Outcome, Stage, Step, Wait
+from jobs.errors import StepFailed
+from jobs.states import CANCELLED, FAILED, SUCCEEDED
+from mirbad.kernel import clock
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import MirbadError
+from mirbad.web import parts
+from nodes import queries as node_queries
+
+NAME = "download"
+CHECKING = "checking"
+DOWNLOADING = "downloading"
+CANCELLING = "cancelling"
+
+_NODE_AWAY = frozenset({"node_offline", "node_incompatible", "node_pending_takeover", "unavailable"})
+
+
+def _patient(stage: Stage) -> Stage:
+    """A node that cannot be worked with is waited for, but not for ever: counted from the last look that succeeded."""
+
+    def run(step: Step) -> Outcome:
+        try:
+            return stage(step)
+        except StepFailed as failure:
+            seen = step.state.get("seen")
+            since = max(step.stage_since, datetime.fromisoformat(str(seen))) if seen else step.stage_since
+            late = clock.now() - since > settings().launch_timeout
+            if failure.final or failure.step_code not in _NODE_AWAY or not late:
+                raise
+            text = "Once it is back it goes on by itself; start the download again to follow it."
+            raise StepFailed(failure.step_code, f"{failure.detail} {text}", final=True) from failure
+
+    return run
+
+
+def _checking(step: Step) -> Outcome:
+    if step.cancel_requested:
+        return Cancelled("Ended before anything was asked of the node.")
+    try:
+        node_queries.require_serving(step.node_id)
+    except MirbadError as error:
+        if not error.retryable:
+            raise
+        raise StepFailed(error.code, f"{error.detail} Waiting for it.", final=False) from error
+    return Go(DOWNLOADING, f"Node {step.node_id} is asked for it.")
+
+
+def _downloading(step: Step) -> Outcome:
+    if step.cancel_requested:
+        return Go(CANCELLING, "Ending the download.")
+    view, state = artifacts.follow(step, step.operation_id, DownloadSpec.model_validate(step.input["spec"]))
+    if view.state is DownloadState.READY:
+        took = parts.size(view.total_bytes)
+        text = f"{view.files_total} files, {took}, are verified and in the folder {view.folder}."
+        return Done(text, {"folder": view.folder, "bytes": view.total_bytes, "commit": view.commit})
+    return Wait(artifacts.LOOK_SECONDS, artifacts.progress(view), {**state, "seen": clock.now().isoformat()})
+
+
+def _cancelling(step: Step) -> Outcome:
+    artifacts.cancel(step, step.operation_id, step.key())
+    return Cancelled("The download has ended; what had come is kept for the next one.")
+
+
+def _ended(step: Step, outcome: str, code: str) -> None:
+    results = {SUCCEEDED: "succeeded", FAILED: "failed", CANCELLED: "failed"}
+    audit_log.record(
+        "download",
+        Actor(step.actor),
+        node_id=step.node_id,
+        operation_id=step.operation_id,
+        target=str(step.input.get("spec", {}).get("repository", "")),
+        result=results[outcome],
+        error_code=code or ("cancelled" if outcome == CANCELLED else ""),
+    )
+
+
+KIND = Kind(
+    name=NAME,
+    lane="work",
+    stages={CHECKING: _patient(_checking), DOWNLOADING: _patient(_downloading), CANCELLING: _patient(_cancelling)},
+    ended=_ended,
+)

@@ -1,0 +1,76 @@
+"""Errors of getting weights.
+
+MirbadError
+├── InvalidRequest
+│   └── NodeRequired             400 node_required
+├── NotFound
+│   └── RepositoryNotFound       404 repository_not_found
+├── Conflict
+│   ├── FolderInUse              409 folder_in_use
+│   └── AgentTooOld              409 feature_missing
+├── Gated                        403 gated
+├── TokenRefused                 422 token_refused
+├── PickleRefused                422 pickle_refused
+├── ChoiceRequired               422 choice_required
+└── HubUnreachable               503 hub_unreachable
+"""
+
+from mirbad.kernel.errors import Conflict, InvalidRequest, MirbadError, NotFound, Unavailable
+
+
+class NodeRequired(InvalidRequest):
+    """With two or more fleet members it must be said which one acts."""
+
+    code = "node_required"
+
+
+class RepositoryNotFound(NotFound):
+    """The hub has no such repository or revision, or does not show it to this caller."""
+
+    code = "repository_not_found"
+
+
+class FolderInUse(Conflict):
+    """A model runs from the folder."""
+
+    code = "folder_in_use"
+
+
+class AgentTooOld(Conflict):
+    """The node's agent does not offer what is asked of it."""
+
+    code = "feature_missing"
+
+
+class Gated(MirbadError):
+    """The repository is open to accounts that accepted its terms."""
+
+    code = "gated"
+    http_status = 403
+
+
+class TokenRefused(MirbadError):
+    """The hub does not know the token."""
+
+    code = "token_refused"
+    http_status = 422
+
+
+class PickleRefused(MirbadError):
+    """The files that were chosen hold Python pickles, and nobody allowed them."""
+
+    code = "pickle_refused"
+    http_status = 422
+
+
+class ChoiceRequired(MirbadError):
+    """The repository holds several models; someone has to say which."""
+
+    code = "choice_required"
+    http_status = 422
+
+
+class HubUnreachable(Unavailable):
+    """The hub cannot be reached from the master, or does not answer in time."""
+
+    code = "hub_unreachable"

@@ -1,0 +1,185 @@
+"""Downloads against a real agent and a hub of two origins: asked for, followed, cancelled, launched from."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.downloads.hub import Patience
+from audit.models import AuditLine
+from jobs import downloads, requests, worker
+from jobs.models import Operation
+from mirbad.kernel.errors import Conflict
+from models_app.artifacts import folders
+from models_app.artifacts.errors import FolderInUse, Gated, PickleRefused
+from models_app.artifacts.wishes import Wish
+from models_app.models import Placement
+from nodes.errors import NodeOffline
+from nodes.pki import authority
+from tests.agent.downloads.conftest import noise
+from tests.bench.hub import Hub, Repository
+from tests.jobs.real import RealAgent, wait_until
+from tests.models_app.things import PERSON, placed
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+SIZE = 2 * 1024 * 1024
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+        yield made
+
+
+@pytest.fixture
+def agent(transactional_db, tmp_path, hub) -> Iterator[RealAgent]:
+    authority.ensure()
+    made = RealAgent(tmp_path).begin()
+    made.server._downloads._patience = Patience(2.0, 2.0, (0.05, 0.05, 0.05))
+    made.connect()
+    yield made
+    made.clear()
+
+
+def tiny(hub: Hub, **changes) -> Repository:
+    files = {"config.json": b"{}", "model.safetensors": noise(SIZE)}
+    return hub.add(Repository(**{"name": "acme/tiny", "files": files, **changes}))
+
+
+def run(operation: Operation, seconds: float = 40) -> Operation:
+    def over() -> bool:
+        worker.run(operation.pk)
+        operation.refresh_from_db()
+        return operation.finished_at is not None
+
+    wait_until(over, f"{operation.kind} to end: {operation.progress}", seconds)
+    return operation
+
+
+def test_a_set_is_brought_to_the_node_and_shown_with_its_bytes(agent, hub) -> None:
+    found = tiny(hub)
+    hub.faults.bytes_per_second = 4e5
+    operation = downloads.request("", Wish("acme/tiny"), None, PERSON)
+    assert downloads.request("local", Wish("acme/tiny"), None, PERSON).pk == operation.pk, "the same"
+
+    def measured() -> bool:
+        worker.run(operation.pk)
+        operation.refresh_from_db()
+        return 0 < operation.progress.get("doneBytes", 0) < SIZE and "bytesPerSecond" in operation.progress
+
+    wait_until(measured, "bytes and speed")
+    hub.faults.bytes_per_second = None
+    done = run(operation)
+    assert (done.outcome, done.result["folder"], done.result["commit"]) == ("succeeded", "acme--tiny", found.sha)
+    listed = folders.listed("local")
+    assert [(f.name, f.repository, f.missing) for f in listed.listed.folders] == [("acme--tiny", "acme/tiny", ())]
+    assert [line.result for line in AuditLine.objects.filter(action="download").order_by("id")] == [
+        "accepted",
+        "succeeded",
+    ]
+
+
+def test_a_gated_repository_is_refused_and_then_allowed_and_the_token_is_nowhere(agent, hub) -> None:
+    tiny(hub, gated=True, allowed={"hf_canary_1234"})
+    with pytest.raises(Gated):
+        downloads.request("", Wish("acme/tiny"), None, PERSON)
+    assert not Operation.objects.exists()
+    assert run(downloads.request("", Wish("acme/tiny"), "hf_canary_1234", PERSON)).outcome == "succeeded"
+    rows = str(Operation.objects.values_list()) + str(AuditLine.objects.values_list())
+    assert "canary" not in rows
+    on_disk = [p for root in (agent.config.state_dir, agent.config.models_root) for p in root.rglob("*") if p.is_file()]
+    assert not any(b"canary" in path.read_bytes() for path in on_disk)
+    assert {seen.token for seen in hub.of("store")} == {None}
+
+
+def test_what_is_a_pickle_is_refused_before_there_is_an_operation(agent, hub) -> None:
+    hub.add(Repository("acme/old", {"pytorch_model.bin": noise(100_000)}))
+    with pytest.raises(PickleRefused):
+        downloads.request("", Wish("acme/old"), None, PERSON)
+    assert not Operation.objects.exists()
+    assert hub.of("store") == []
+
+
+def test_a_cancelled_download_ends_on_the_node_and_is_forgotten_there(agent, hub) -> None:
+    tiny(hub)
+    hub.faults.bytes_per_second = 5e5
+    operation = downloads.request("", Wish("acme/tiny"), None, PERSON)
+    wait_until(lambda: worker.run(operation.pk) or hub.of("store"), "bytes to come")
+    with pytest.raises(Conflict):
+        downloads.request("", Wish("acme/tiny", files=("config.json",)), None, PERSON)
+    with pytest.raises(Conflict):
+        downloads.forget(operation.pk, PERSON)
+    requests.cancel(operation.pk, PERSON)
+    assert run(operation).outcome == "cancelled"
+    assert [shown.view.state for shown in downloads.of_node("")[1]] == ["cancelled"]
+    downloads.forget(operation.pk, PERSON)
+    assert downloads.of_node("")[1][0].view is None
+    assert not list((agent.config.models_root / ".downloads").rglob("*.part"))
+
+
+def test_an_agent_that_restarts_in_the_middle_goes_on_and_the_operation_follows(agent, hub) -> None:
+    tiny(hub)
+    hub.faults.bytes_per_second = 5e5
+    operation = downloads.request("", Wish("acme/tiny"), None, PERSON)
+    wait_until(lambda: worker.run(operation.pk) or hub.of("store"), "bytes to come")
+    agent.end()
+    wait_until(lambda: worker.run(operation.pk) or Operation.objects.get().error, "the outage to be seen")
+    operation.refresh_from_db()
+    assert operation.error["code"] == "node_offline"
+    hub.faults.bytes_per_second = None
+    agent.begin()
+    assert run(operation).outcome == "succeeded"
+
+
+def test_a_node_that_is_away_is_said_before_anything_is_made(agent, hub) -> None:
+    tiny(hub)
+    type(agent.node).objects.update(reachability="offline")
+    with pytest.raises(NodeOffline):
+        downloads.request("", Wish("acme/tiny"), None, PERSON)
+    assert not Operation.objects.exists()
+
+
+def _model(**source):
+    values = {"kind": "huggingface", "folder": "acme--tiny", "repository": "acme/tiny", **source}
+    return placed(node_id="local", sources=[values])
+
+
+def test_a_launch_downloads_what_the_node_lacks_and_then_starts(agent, hub) -> None:
+    tiny(hub)
+    _model()
+    started = run(requests.start("tiny", PERSON))
+    assert (started.outcome, started.error) == ("succeeded", {})
+    stages = list(dict.fromkeys(started.events.values_list("stage", flat=True)))
+    assert stages == ["checking", "downloading", "starting", "waiting", "done"]
+    assert Placement.objects.get().observed == "ready"
+    with pytest.raises(FolderInUse):
+        folders.remove("local", "acme--tiny", PERSON)
+    asked = len(hub.seen)
+    assert run(requests.restart("tiny", PERSON)).outcome == "succeeded"
+    assert len(hub.seen) == asked, "what is there is not asked for again"
+    run(requests.stop("tiny", PERSON))
+    gone = folders.remove("local", "acme--tiny", PERSON)
+    assert gone.freed_bytes >= SIZE
+    assert gone.remaining_bytes == 0
+    assert AuditLine.objects.filter(action="folder.delete", result="succeeded", target="acme--tiny").exists()
+
+
+def test_a_launch_of_a_gated_model_says_how_to_bring_its_weights(agent, hub) -> None:
+    tiny(hub, gated=True, allowed={"hf_good"})
+    _model()
+    failed = run(requests.start("tiny", PERSON))
+    assert (failed.outcome, failed.error["code"]) == ("failed", "gated")
+    assert "page of downloads" in failed.error["detail"]
+    assert run(downloads.request("", Wish("acme/tiny"), "hf_good", PERSON)).outcome == "succeeded"
+    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+
+
+def test_a_launch_that_is_stopped_while_it_downloads_ends_the_download(agent, hub) -> None:
+    tiny(hub)
+    hub.faults.bytes_per_second = 5e5
+    _model()
+    operation = requests.start("tiny", PERSON)
+    wait_until(lambda: worker.run(operation.pk) or hub.of("store"), "bytes to come")
+    assert requests.stop("tiny", PERSON).pk == operation.pk
+    assert run(operation).outcome == "cancelled"
+    assert not agent.server._downloads.is_busy("acme--tiny")
