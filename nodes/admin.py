@@ -15,6 +15,8 @@ from nodes import registry
 from nodes.enrollment import tokens
 from nodes.models import (
     Authority,
+    CaRotation,
+    CaRotationNode,
     Gpu,
     JoinToken,
     Lease,
@@ -131,6 +133,22 @@ class AuthorityAdmin(LookingAdmin):
 
     list_display = ("slot", "sha256", "created_at")
     exclude = ("key_sealed",)
+
+
+@admin.register(CaRotation)
+class CaRotationAdmin(LookingAdmin):
+    """Rotations of the CA without their keys."""
+
+    list_display = ("id", "stage", "started_at", "stage_since", "finished_at", "close_asked_at")
+    exclude = ("old_client_key_sealed", "new_client_key_sealed", "old_enroll_key_sealed", "new_enroll_key_sealed")
+
+
+@admin.register(CaRotationNode)
+class CaRotationNodeAdmin(LookingAdmin):
+    """How far each node has come in a rotation."""
+
+    list_display = ("rotation", "node", "done_stage", "outcome", "tried_at", "problem")
+    list_filter = ("outcome",)
 
 
 @admin.register(MasterIdentity)

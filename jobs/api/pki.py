@@ -25,7 +25,7 @@ class AuthoritySerializer(CamelSerializer):
     not_after = serializers.DateTimeField()
 
 
-class RotationNodeSerializer(CamelSerializer):
+class CaRotationNodeSerializer(CamelSerializer):
     """A node in the rotation; `state` is done, waiting, stranded or leftover."""
 
     node_id = serializers.CharField()
@@ -34,7 +34,7 @@ class RotationNodeSerializer(CamelSerializer):
     tried_at = serializers.DateTimeField(allow_null=True)
 
 
-class RotationSerializer(CamelSerializer):
+class OneCaRotationSerializer(CamelSerializer):
     """One rotation, with its nodes while it is open and those left behind after it."""
 
     id = serializers.CharField()
@@ -47,7 +47,7 @@ class RotationSerializer(CamelSerializer):
     new_sha256 = serializers.CharField()
     can_roll_back = serializers.BooleanField()
     can_close = serializers.BooleanField()
-    nodes = RotationNodeSerializer(many=True)
+    nodes = CaRotationNodeSerializer(many=True)
 
 
 class CaRotationSerializer(CamelSerializer):
@@ -55,7 +55,7 @@ class CaRotationSerializer(CamelSerializer):
 
     configured = serializers.BooleanField()
     authorities = AuthoritySerializer(many=True)
-    rotation = RotationSerializer(allow_null=True)
+    rotation = OneCaRotationSerializer(allow_null=True)
     to_re_pair = serializers.ListField(child=serializers.CharField())
 
 
