@@ -22,6 +22,19 @@ def binary() -> Path:
         ) from error
 
 
+def require_reachable(redis_url: str) -> None:
+    """Raise CannotStart when the broker of MIRBAD_REDIS_URL does not answer as one."""
+    import redis
+
+    client = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
+    try:
+        client.ping()
+    except (redis.RedisError, OSError) as error:
+        raise CannotStart(f"The broker of MIRBAD_REDIS_URL cannot be used: {' '.join(str(error).split())}") from error
+    finally:
+        client.close()
+
+
 def socket_path(runtime: Path) -> Path:
     """Where the embedded broker listens."""
     return runtime / "broker.sock"

@@ -78,6 +78,8 @@ class Session:
             redis_url = broker.url(self._layout.runtime)
             broker.socket_path(self._layout.runtime).unlink(missing_ok=True)
             (data / "run" / "broker.conf").write_text(broker.configuration(self._layout.runtime))
+        else:
+            broker.require_reachable(redis_url)
         self._environ = child_environment(self._settings, redis_url, self._progress.started)
         # another process may be told of a password in this URL only by its own environment
         shown_redis = redis_url if self._layout.embeds_broker else ""

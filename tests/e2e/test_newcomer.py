@@ -193,6 +193,36 @@ def test_a_database_that_does_not_answer_is_said_and_nothing_is_started(make_fle
     assert fleet.leftovers() == []
 
 
+def test_a_broker_that_does_not_answer_is_said_and_nothing_is_started(make_fleet):
+    fleet = make_fleet(MIRBAD_REDIS_URL="redis://:wrong-canary@127.0.0.1:1/0")
+    done = subprocess.run(
+        [sys.executable, "-m", "mirbad.up"],
+        cwd=ROOT,
+        env=fleet.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "The broker of MIRBAD_REDIS_URL cannot be used" in done.stderr
+    assert "canary" not in done.stdout + done.stderr
+    assert fleet.leftovers() == []
+
+
+def test_another_secret_key_than_the_datas_is_said_and_nothing_is_started(make_fleet):
+    fleet = make_fleet().start()
+    assert fleet.stop() == 0
+    fleet.environ["MIRBAD_SECRET_KEY"] = "another-key-canary-of-at-least-32-characters"
+    fleet.start(until="A stored secret does not open")
+    assert fleet.up.wait(30) == 1
+    assert "MIRBAD_SECRET_KEY" in "".join(fleet.lines)
+    assert "canary" not in "".join(fleet.lines)
+    assert fleet.leftovers() == []
+    del fleet.environ["MIRBAD_SECRET_KEY"]
+    fleet.start()
+
+
 def test_a_second_ctrl_c_hurries(make_fleet):
     # its engine does not listen to SIGTERM, so an orderly stop waits for the grace
     fleet = make_fleet().start()

@@ -17,7 +17,7 @@ from mirbad.up.errors import CannotStart
 from mirbad.up.programs import Layout
 from mirbad.up.progress import Progress
 from mirbad.up.session import web_url
-from nodes.pki import authority
+from nodes.pki import authority, store
 
 _SERVICES_SECONDS = 90.0
 
@@ -49,7 +49,8 @@ def _prepare(progress: Progress) -> str | None:
     for doubt in checks.environment():
         progress.warn(f"{doubt.msg} {doubt.hint}")
     applied = database.migrate(progress)
-    authority.ensure()
+    # opened here, so that another secret key is said before processes fail of it
+    store.client_identity(authority.ensure())
     people.ensure_password()
     key = people.ensure_first_key()
     resume.autostart()
