@@ -128,9 +128,9 @@ class SimMaster:
         """Run lines of Python inside the master, Django being set up; they print JSON."""
         return self.python("-c", f"import json, django; django.setup()\n{code}")
 
-    def start(self, name: str, *command: str) -> Process:
-        """Start a process; `command` goes to Python."""
-        process = Process(name, [sys.executable, *command], self.environ, self.folder)
+    def start(self, name: str, *command: str, **settings: str) -> Process:
+        """Start a process; `command` goes to Python, `settings` are its own."""
+        process = Process(name, [sys.executable, *command], {**self.environ, **settings}, self.folder)
         self._processes.append(process)
         return process
 

@@ -80,6 +80,7 @@ def main(count: int, models: int, folder: Path) -> None:
     from mirbad.kernel.actor import CONFIG
     from tests.bench.simfleet.plan import write
 
+    folder.mkdir(parents=True, exist_ok=True)
     call_command("migrate", verbosity=0)
     write(folder / "plan.json", _make(count, models, folder / "agents"))
     _, secret = tokens.create("figures", "operator", actor=CONFIG)
