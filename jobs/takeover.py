@@ -58,7 +58,7 @@ def resume(node_id: str, takeover_id: str, agent_epoch: int, confirm: str, actor
             raise ConfirmationRequired(f"Stop every other master first. Then type {node_id} to confirm.")
         _require_waiting(node, takeover_id, agent_epoch)
         frozen = {"takeoverId": takeover_id, "agentEpoch": agent_epoch, "installation": fencing.bound_to()}
-        opened = open_operation(takeover.CONTINUATION.lane, _TARGET_KIND, _TARGET)
+        opened = _opened_here()
         if opened is not None:
             if opened.kind == takeover.CONTINUE and opened.node_id_text == node_id and opened.input == frozen:
                 return opened
@@ -79,7 +79,7 @@ def _require_waiting(node: Node, takeover_id: str, agent_epoch: int) -> None:
 
 def _take_over(actor: Actor, frozen: dict[str, Any]) -> Operation:
     fencing.present()
-    opened = open_operation(takeover.KIND.lane, _TARGET_KIND, _TARGET)
+    opened = _opened_here()
     if opened is not None:
         if opened.kind == takeover.NAME and opened.cancel_requested_at is None:
             return opened
@@ -88,6 +88,17 @@ def _take_over(actor: Actor, frozen: dict[str, Any]) -> Operation:
     log.warning("takeover requested", source=source, actor=actor.name)
     asked = {**frozen, "installation": fencing.bound_to()}
     return _create(takeover.KIND, actor, asked, f"Takeover requested ({source}).")
+
+
+def _opened_here() -> Operation | None:
+    """The takeover or continuation that is open. One that was asked of the installation that this data was copied
+    from is nobody's wish here, and ends.
+    """
+    opened = open_operation(takeover.KIND.lane, _TARGET_KIND, _TARGET)
+    if opened is not None and opened.input.get("installation") != fencing.bound_to():
+        ledger.abandon(opened, "It was asked of the installation that this data was copied from.")
+        return None
+    return opened
 
 
 def _busy(opened: Operation) -> Conflict:

@@ -8,7 +8,6 @@ over it; ``kill -9`` is to forget everything but the folder.
 import asyncio
 import dataclasses
 import os
-import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -184,8 +183,8 @@ class Master:
 class Bench:
     """The whole. Made inside `playing`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path, chance: random.Random) -> None:
-        self.loop, self.chance = loop, chance
+    def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
+        self.loop = loop
         self.machines = {
             node_id: Machine(folder / node_id, node_id, f"00000000-0000-4000-8000-00000000000{number}")
             for number, node_id in enumerate(NODES)
@@ -247,7 +246,7 @@ class Bench:
                 self._clear()
         else:
             # Clocks that differ by hours, and a machine of its own.
-            offset = timedelta(minutes=self.chance.randint(-600, 600))
+            offset = timedelta(minutes=(-540, 420, -75)[number % 3])
             self.masters[name] = Master(name, f"place-{number}", rows, offset)
         if self.acting is not None:
             self.masters[self.acting].rows = self.dump()
@@ -326,17 +325,17 @@ async def _inline(work: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def playing(seed: int = 0) -> Iterator[Callable[[], Bench]]:
+def playing() -> Iterator[Callable[[], Bench]]:
     """A function that makes a bench with nothing on it; one at a time."""
     base = Path(tempfile.mkdtemp(prefix="mirbad-trust-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    loop, chance, benches = asyncio.new_event_loop(), random.Random(seed), []
+    loop, benches = asyncio.new_event_loop(), []
 
     def make() -> Bench:
         if benches:
             shutil.rmtree(base / str(len(benches)), ignore_errors=True)
         folder = base / str(len(benches) + 1)
         folder.mkdir()
-        benches.append(Bench(loop, folder, chance))
+        benches.append(Bench(loop, folder))
         return benches[-1]
 
     def bench() -> Bench:

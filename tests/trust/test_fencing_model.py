@@ -44,7 +44,7 @@ def play(runs: int, *, seed: int | None = None) -> None:
         print_blob=False,
     )
     games.clear()
-    with bench.playing(seed or 0) as make:
+    with bench.playing() as make:
 
         def counted() -> bench.Bench:
             games.append(None)

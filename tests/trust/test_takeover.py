@@ -370,6 +370,16 @@ def test_a_wish_waits_while_a_continuation_is_open(configured, table, monkeypatc
     assert wishes.look_once() == 1
 
 
+def test_a_copy_takes_over_by_a_wish_of_its_own_even_with_one_of_the_original_open(table):
+    old = takeover.request(takeover.PHRASE, OPERATOR)
+    table.step(old.pk)
+    copy(table)
+    fresh = takeover.request(takeover.PHRASE, OPERATOR)
+    assert fresh.pk != old.pk
+    assert Operation.objects.get(pk=old.pk).outcome == "cancelled"
+    assert run(table, fresh).outcome == "succeeded"
+
+
 def test_a_copy_does_not_carry_on_a_takeover_that_was_asked_of_the_original(table):
     operation = takeover.request(takeover.PHRASE, CONFIG)
     table.step(operation.pk)
