@@ -1,6 +1,7 @@
 """Calls to an agent about downloads, with every refusal told as a failure of a step."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 from agent.wire.capability import Feature
@@ -8,6 +9,7 @@ from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, Fold
 from agent.wire.errors import AgentCode
 from jobs.base import Step
 from jobs.errors import StepFailed
+from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from mirbad.web import parts
 from models_app.artifacts.errors import Gated
@@ -46,7 +48,13 @@ def follow(step: Step, download_id: str, spec: DownloadSpec) -> tuple[DownloadVi
         turn += 1
     if failure := ended(view):
         raise failure
-    return view, {"asked": turn}
+    return view, {"asked": turn, "seen": clock.now().isoformat()}
+
+
+def last_contact(step: Step) -> datetime:
+    """When the stage began, or the node was last heard of in it, as `seen` tells."""
+    heard = step.state.get("seen")
+    return max(step.stage_since, datetime.fromisoformat(str(heard))) if heard else step.stage_since
 
 
 def lacking(step: Step, model: ModelDefinition) -> DownloadSpec | None:

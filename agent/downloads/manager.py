@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,17 @@ class _Entry:
 
 
 class Downloads:
-    """Call `recover` before anything else. `free` and `patience` are for tests."""
+    """Call `recover` before anything else. `changed` is called when a set is there; the rest is for tests."""
 
-    def __init__(self, config: AgentConfig, *, free: FreeBytes = free_bytes, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        free: FreeBytes = free_bytes,
+        patience: Patience | None = None,
+    ) -> None:
+        self._changed = changed
         self._root = config.models_root
         self._folder = config.state_dir / "downloads"
         self._free = free
@@ -60,6 +69,7 @@ class Downloads:
 
     async def recover(self) -> None:
         """Read what is on disk and go on with what was not over. No token outlives the agent."""
+        await asyncio.to_thread(_clear_trash, self._root)
         for record in await asyncio.to_thread(self._load):
             entry = self._entries[record.view.download_id] = _Entry(record.spec, record.view)
             if record.view.state not in FINAL_STATES:
@@ -145,6 +155,7 @@ class Downloads:
             state, code = DownloadState.FAILED, "internal"
             reason = "The agent failed on this download; its log has the reason."
         self._works.pop(work.spec.folder, None)
+        self._changed()
         for entry in [entry for entry in self._entries.values() if entry.work is work]:
             await self._end(entry, state, code, reason)
 
@@ -247,7 +258,7 @@ def _same_set(one: DownloadSpec, other: DownloadSpec) -> bool:
     return one.model_copy(update={"allow_pickle": False}) == other.model_copy(update={"allow_pickle": False})
 
 
-def clear_trash(root: Path) -> None:
+def _clear_trash(root: Path) -> None:
     """Remove what an interrupted deletion left. Blocking."""
     for path in (root / HIDDEN).glob("trash-*"):
         if path.is_dir() and not path.is_symlink():

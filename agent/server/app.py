@@ -1,5 +1,6 @@
 """The application: its routes in one literal table, and what its handlers need. Model traffic is in `relay`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -52,6 +53,7 @@ class Parts:
     reporter: Reporter
     rotation: Rotation
     downloads: Downloads
+    folders_changed: Callable[[], None]
 
 
 def make_app(parts: Parts) -> web.Application:
@@ -66,6 +68,7 @@ def make_app(parts: Parts) -> web.Application:
     app[REPORTER] = parts.reporter
     app[ROTATION] = parts.rotation
     app[downloads.DOWNLOADS] = parts.downloads
+    app[downloads.CHANGED] = parts.folders_changed
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

@@ -28,9 +28,12 @@ from agent.wire.downloads import (
 from agent.wire.errors import AgentCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.downloads import Downloads
 
 DOWNLOADS: "web.AppKey[Downloads]" = web.AppKey("downloads")
+CHANGED: "web.AppKey[Callable[[], None]]" = web.AppKey("folders_changed")
 _MOST_GGUF = 200
 
 
@@ -126,6 +129,7 @@ async def delete_folder(request: web.Request, mutation: Mutation) -> Answer:
         text = f"An engine of model {used[0]} runs from the folder {name}; stop it first."
         raise AgentError(AgentCode.START_CONFLICT, text, {"modelIds": list(used)})
     gone = await asyncio.to_thread(folders.remove, root, name)
+    request.app[CHANGED]()
     # What counts as freed is what the node lists no more, not what was asked for.
     after = await _folder_list(request)
     still = sum(folder.total_bytes for folder in after.folders if folder.name == name)

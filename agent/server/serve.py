@@ -4,7 +4,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ class Server:
         self._fence = Fence(config.state_dir, identity.node_uid)
         self._journal = Journal(config.state_dir)
         self.hub = Hub(Sequence(config.state_dir, boot_id()))
-        self._downloads = Downloads(config)
+        self._downloads = Downloads(config, self._folders_changed)
+        self._look_again = asyncio.Event()
         self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
         self._runner: web.AppRunner | None = None
@@ -129,6 +130,7 @@ class Server:
             self.reporter,
             self._rotation,
             self._downloads,
+            self._folders_changed,
         )
         self._runner = web.AppRunner(
             make_app(parts),
@@ -225,7 +227,14 @@ class Server:
                 log.warning("%s", error.detail)
             except Exception:  # the loop's edge
                 log.exception("the capabilities could not be read")
-            await asyncio.sleep(CAPABILITIES_EVERY_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CAPABILITIES_EVERY_SECONDS):
+                    await self._look_again.wait()
+            self._look_again.clear()
+
+    def _folders_changed(self) -> None:
+        """A folder came or went: the capabilities are read again at once, and the next status says so."""
+        self._look_again.set()
 
     async def _watch_identity(self) -> None:
         while True:

@@ -3,8 +3,6 @@
 The node does the work and goes on by itself while the master is away; this follows it.
 """
 
-from datetime import datetime
-
 from agent.wire.downloads import DownloadSpec, DownloadState
 from audit import log as audit_log
 from jobs import artifacts
@@ -33,9 +31,7 @@ def _patient(stage: Stage) -> Stage:
         try:
             return stage(step)
         except StepFailed as failure:
-            seen = step.state.get("seen")
-            since = max(step.stage_since, datetime.fromisoformat(str(seen))) if seen else step.stage_since
-            late = clock.now() - since > settings().launch_timeout
+            late = clock.now() - artifacts.last_contact(step) > settings().launch_timeout
             if failure.final or failure.step_code not in _NODE_AWAY or not late:
                 raise
             text = "Once it is back it goes on by itself; start the download again to follow it."
@@ -64,7 +60,7 @@ def _downloading(step: Step) -> Outcome:
         took = parts.size(view.total_bytes)
         text = f"{view.files_total} files, {took}, are verified and in the folder {view.folder}."
         return Done(text, {"folder": view.folder, "bytes": view.total_bytes, "commit": view.commit})
-    return Wait(artifacts.LOOK_SECONDS, artifacts.progress(view), {**state, "seen": clock.now().isoformat()})
+    return Wait(artifacts.LOOK_SECONDS, artifacts.progress(view), state)
 
 
 def _cancelling(step: Step) -> Outcome:

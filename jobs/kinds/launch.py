@@ -50,7 +50,8 @@ def _patient(stage: Stage) -> Stage:
         try:
             return stage(step)
         except StepFailed as failure:
-            if failure.final or failure.step_code not in KEEPS_DESIRED or not _late(step, settings().launch_timeout):
+            late = clock.now() - artifacts.last_contact(step) > settings().launch_timeout
+            if failure.final or failure.step_code not in KEEPS_DESIRED or not late:
                 raise
             text = "The model is started once the node works again; stop it if you do not want that."
             raise StepFailed(failure.step_code, f"{failure.detail} {text}", final=True) from failure
