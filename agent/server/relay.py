@@ -280,9 +280,9 @@ async def _pass_back(exchange: Exchange, connection: Connection) -> None:
                 if connection.done:
                     break
                 exchange.flush()
-                data = await connection.read(SILENCE_SECONDS)
-                if not data:
-                    break
+                await connection.stream(exchange.write_now, SILENCE_SECONDS)
+                await exchange.ready()
+                continue
             if connection.done:
                 # Its last bytes are here as well: one write for the end of the answer.
                 exchange.finish(data + connection.take())
@@ -300,7 +300,7 @@ def _place(exchange: Exchange) -> tuple[str, str]:
     target = exchange.target.partition(b"?")[0]
     instance_id, _, rest = target[len(_PREFIX) :].decode("latin-1").partition("/")
     path = rest.removeprefix("relay/")
-    plain = unquote(path)
+    plain = unquote(path) if "%" in path else path
     parts = plain.split("/")
     if not (plain.startswith(_PATHS) or plain in _ALSO) or "" in parts or ".." in parts or "." in parts:
         raise AgentError(AgentCode.NOT_FOUND, "The relay serves paths under v1/ of the engine, and its health.")

@@ -50,6 +50,12 @@ class Client(Protocol):
     async def write(self, data: bytes) -> None:
         """Send bytes; waits while the client takes no more."""
 
+    async def ready(self) -> None:
+        """Wait while the client takes no more."""
+
+    def writer(self) -> Callable[[bytes], bool] | None:
+        """What sends bytes without waiting and says whether the client takes more; None where only `write` can."""
+
     async def finish(self, data: bytes = b"") -> None:
         """Send the last bytes and end."""
 
@@ -112,6 +118,14 @@ class Direct:
     async def write(self, data: bytes) -> None:
         """Send bytes; waits while the client takes no more."""
         await self._exchange.write(data)
+
+    async def ready(self) -> None:
+        """Wait while the client takes no more."""
+        await self._exchange.ready()
+
+    def writer(self) -> Callable[[bytes], bool] | None:
+        """The exchange's own."""
+        return self._exchange.write_now
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last bytes and end."""
@@ -183,6 +197,13 @@ class Asgi:
     async def write(self, data: bytes) -> None:
         """Send bytes; waits while the client takes no more."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def ready(self) -> None:
+        """`write` has waited already."""
+
+    def writer(self) -> Callable[[bytes], bool] | None:
+        """ASGI sends by waiting only."""
+        return None
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last bytes and end."""

@@ -1,6 +1,7 @@
 """The decisions of `/v1`: who asks, what for, where it goes, and why not. Pure; tested by tables."""
 
 import hashlib
+import itertools
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable
@@ -41,6 +42,9 @@ MODELS_PATH = "/v1/models"
 
 _TRACE = re.compile(rb"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,200})?")
 _TRACE_STATE_BYTES = 512
+# Ids need to differ, not to be secret: a random beginning a process, then a count.
+_RUN = secrets.token_hex(12).encode()
+_COUNT = itertools.count(1)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _TO_NODE = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta"})
 _TO_CLIENT = frozenset(
@@ -179,7 +183,7 @@ def request_id(headers: Iterable[Header]) -> bytes:
             if _REQUEST_ID.fullmatch(value):
                 return value
             break
-    return b"req-" + secrets.token_hex(12).encode()
+    return b"req-%b%08x" % (_RUN[:16], next(_COUNT) & 0xFFFFFFFF)
 
 
 def trace(headers: Iterable[Header]) -> list[Header]:
@@ -194,8 +198,8 @@ def trace(headers: Iterable[Header]) -> list[Header]:
         elif name == b"tracestate":
             state = value if not state else state + b"," + value
     if _TRACE.fullmatch(parent) is None or parent.startswith(b"ff"):
-        noise = secrets.token_hex(24).encode()
-        return [(b"traceparent", b"00-%b-%b-00" % (noise[:32], noise[32:]))]
+        number = next(_COUNT)
+        return [(b"traceparent", b"00-%b%016x-%b%08x-00" % (_RUN[:16], number, _RUN[16:24], number & 0xFFFFFFFF))]
     if state and len(state) <= _TRACE_STATE_BYTES and state.isascii():
         return [(b"traceparent", parent), (b"tracestate", state)]
     return [(b"traceparent", parent)]

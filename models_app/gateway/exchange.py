@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -32,6 +32,8 @@ from models_app.gateway.pool import NodePool, Pools
 from models_app.gateway.table import Model, Route, Table
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _ANSWER = (ANSWER_HEADER.lower().encode(), b"engine")
 _REFUSAL_BYTES = 64 * 1024
@@ -108,10 +110,13 @@ class Answer:
 
     async def read(self) -> bytes:
         """The next bytes as they came, b"" at the end. Raises Refusal when the answer is cut short."""
+        return await self._watched(self._connection.read(self.model.idle_seconds))
+
+    async def _watched(self, work: Awaitable[T]) -> T:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            return await self._connection.read(self.model.idle_seconds)
+            return await work
         except TimedOut:
             raise refusals.upstream_timeout(self.model.id) from None
         except UpstreamError as error:
@@ -120,6 +125,10 @@ class Answer:
             raise refusals.upstream_failed(self.model.id) from None
         finally:
             self._call.waited_seconds += loop.time() - began
+
+    async def stream(self, sink: Callable[[bytes], bool]) -> None:
+        """Give each piece to `sink` as it comes, until the end or until it gives False. Raises Refusal like `read`."""
+        await self._watched(self._connection.stream(sink, self.model.idle_seconds))
 
     def close(self) -> None:
         """End the exchange: the connection goes back when the answer is whole, else it is closed at once."""

@@ -183,6 +183,7 @@ class Visit:
 
     async def _pass_body(self, answer: Answer, reader: usage.Reader) -> None:
         client, loop = self._client, self._loop
+        sink = self._sink(client.writer(), reader)
         flushed = False
         while True:
             data = answer.take()
@@ -190,7 +191,12 @@ class Visit:
                 if not flushed:
                     flushed = True
                     await client.flush()
-                data = await answer.read()
+                if sink is None or self._first_byte is None:
+                    data = await answer.read()
+                else:
+                    await answer.stream(sink)
+                    await self._until_ready()
+                    continue
             if self._first_byte is None and data:
                 self._first_byte = loop.time() - self._began
                 self._figures.first_byte.observe(answer.model.id, self._first_byte)
@@ -206,6 +212,26 @@ class Visit:
                 took = loop.time() - before
                 if took > _SLOW_SEND_SECONDS and self._call is not None:
                     self._call.waited_seconds += took
+
+    def _sink(self, write: Callable[[bytes], bool] | None, reader: usage.Reader) -> Callable[[bytes], bool] | None:
+        """What takes one piece of a stream from the engine to the client at once; its own time is not waiting."""
+        call, now = self._call, self._loop.time
+        if write is None or call is None:
+            return None
+
+        def take(data: bytes) -> bool:
+            began = now()
+            goes_on = write(reader.feed(data))
+            call.waited_seconds -= now() - began
+            return goes_on
+
+        return take
+
+    async def _until_ready(self) -> None:
+        before = self._loop.time()
+        await self._client.ready()
+        if self._call is not None:
+            self._call.waited_seconds += self._loop.time() - before
 
     def _tokens(self, model: Model, found: usage.Usage | None) -> None:
         if found is not None:

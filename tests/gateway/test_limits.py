@@ -35,7 +35,7 @@ def test_requests_a_minute_fill_up_evenly_and_a_refusal_uses_none():
     assert refusal_of(limiter, given, 100) == 20
     assert refusal_of(limiter, given, 119) == 1
     assert limiter.enter(given, 120.1)
-    assert refusal_of(limiter, given, 121) == 20
+    assert refusal_of(limiter, given, 121) == 19
     for _ in range(3):
         limiter.enter(given, 10_000)
     refusal_of(limiter, given, 10_000)

@@ -6,6 +6,7 @@ trailers, oversized heads and bytes that nobody asked for are errors; httptools 
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import httptools
@@ -55,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._head_bytes = self._raw_head_bytes = 0
         self._any_byte = False
+        self._sink: Callable[[bytes], bool] | None = None
         self._paused = False
         self._sending = False
         self._chunked = False
@@ -119,6 +121,23 @@ class Connection(asyncio.Protocol):
         """What of the body is here now, without waiting; b"" when that is nothing."""
         return self._drain() if self._buffer else b""
 
+    async def stream(self, sink: Callable[[bytes], bool], limit_seconds: float) -> None:
+        """Give `sink` each piece as it comes, without a task's turn for each of them.
+
+        It ends when the answer is whole, or when `sink` gives False because it takes no more for now; what is here then
+        is left for `take`. Raises UpstreamError.
+        """
+        self._limit_seconds = limit_seconds
+        if self._buffer or self._state == "done":
+            return
+        self._sink = sink
+        try:
+            await self._wait()
+        finally:
+            self._sink = None
+        if self._error is not None and not self._buffer:
+            raise self._error
+
     async def read(self, limit_seconds: float) -> bytes:
         """The next bytes of the body as they came, b"" at its end. Raises UpstreamError when it was cut short."""
         self._limit_seconds = limit_seconds
@@ -162,11 +181,9 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Mark a finished exchange as over; the connection is idle again."""
+        # The timer stays: it ends by itself, and to make one for each short exchange would cost more.
         self._state = "idle"
         self.idle_since = self._loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def abort(self) -> None:
         """Close at once, whatever is going on; whoever waits gets Broken."""
@@ -244,6 +261,11 @@ class Connection(asyncio.Protocol):
             cause = error.__context__ if isinstance(error.__context__, UpstreamError) else None
             self._fail(cause or Broken(f"not valid HTTP: {error}"))
             return
+        if self._sink is not None and self._buffer and self._state == "body":
+            self._quiet_since = self._loop.time()
+            if not self._sink(self._drain()):
+                self._sink = None
+                self._wake()
         if in_head:
             # What the parser has not yet told of, too: one line without an end.
             self._raw_head_bytes += len(data)
@@ -308,7 +330,8 @@ class Connection(asyncio.Protocol):
         if self._buffered > HIGH_WATER_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._sink is None:
+            self._wake()
 
     def on_message_complete(self) -> None:
         """httptools: the body ended as announced."""

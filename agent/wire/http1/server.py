@@ -167,11 +167,19 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body; waits while the client takes no more. Bytes for a client that left go nowhere."""
-        if not data or self.gone or self._over:
-            return
+        if not self.write_now(data):
+            await self.ready()
+
+    async def ready(self) -> None:
+        """Wait while the client takes no more."""
+        while self._connection.write_paused and not self.gone:
+            await self._wait()
+
+    def write_now(self, data: bytes) -> bool:
+        """`write` without waiting: whether the client takes more."""
+        if not data or self.gone or self._over or self.method == "HEAD":
+            return True
         connection = self._connection
-        if self.method == "HEAD":
-            return
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head is not None:
@@ -181,8 +189,7 @@ class Exchange:
             else:
                 connection.transport.write(head)
         connection.transport.write(data)
-        while connection.write_paused and not self.gone:
-            await self._wait()
+        return not connection.write_paused
 
     def finish(self, data: bytes = b"") -> None:
         """The last bytes of the body, and its end."""
