@@ -11,6 +11,7 @@ from agent.telemetry.nvml import Cards, NoDriver
 from agent.wire.status import GpuStatus
 
 _TIMEOUT_SECONDS = 15.0
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_PCI_VENDOR = "0x10de"
 
 _log = logging.getLogger("mirbad.agent.gpu")
@@ -22,14 +23,19 @@ def is_expected(nvidia_smi: str) -> bool:
     """Whether this machine has an NVIDIA card or driver, so that a driver which does not answer is a fault."""
     if shutil.which(nvidia_smi) or Path("/proc/driver/nvidia").exists() or any(Path("/dev").glob("nvidia*")):
         return True
-    for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):
-        try:
-            is_display = (vendor.parent / "class").read_text().startswith("0x03")
-            if is_display and vendor.read_text().strip() == _NVIDIA_PCI_VENDOR:
-                return True
-        except OSError:
-            continue
-    return False
+    try:
+        devices = list(_PCI_DEVICES.iterdir())
+    except OSError:
+        return False  # a machine without PCI, or one that does not let this user look
+    return any(_is_nvidia_display(device) for device in devices)
+
+
+def _is_nvidia_display(device: Path) -> bool:
+    try:
+        is_display = (device / "class").read_text().startswith("0x03")
+        return is_display and (device / "vendor").read_text().strip() == _NVIDIA_PCI_VENDOR
+    except OSError:
+        return False
 
 
 def read_cards(nvidia_smi: str) -> Cards:

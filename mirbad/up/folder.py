@@ -49,6 +49,7 @@ def prepare(data: Path) -> None:
         raise CannotStart(f"MIRBAD_DATA={str(data)!r} holds a ; or # after a space, or a control character: rename it.")
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_foreign(data)
         if stat.S_IMODE(data.stat().st_mode) & 0o077:
             data.chmod(0o700)
         for part in ("secrets", "run", "agent", "agent/models"):
@@ -63,6 +64,16 @@ def prepare(data: Path) -> None:
             f"The data folder {data} cannot be written ({error.strerror}). "
             "Give this user write access to it, or set MIRBAD_DATA to another folder."
         ) from error
+
+
+def _refuse_foreign(data: Path) -> None:
+    """A folder that holds something else is left as it is: closing it to others could stop a whole machine."""
+    names = {entry.name for entry in data.iterdir()} - {"lost+found"}
+    if names and "secrets" not in names:
+        raise CannotStart(
+            f"The data folder {data} holds other things ({', '.join(sorted(names)[:3])}, …). "
+            "Set MIRBAD_DATA to a new or empty folder, or to one that Mirbad made."
+        )
 
 
 class Lock:

@@ -122,3 +122,22 @@ def test_facts_of_a_run_are_read_back_and_forgotten(tmp_path):
     assert folder.read_facts(tmp_path) == facts
     folder.forget_facts(tmp_path)
     assert folder.read_facts(tmp_path) is None
+
+
+def test_a_folder_that_holds_other_things_is_refused_and_left_open(tmp_path):
+    (tmp_path / "holiday.jpg").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(CannotStart, match=r"holds other things \(holiday.jpg"):
+        folder.prepare(tmp_path)
+    assert mode(tmp_path) == 0o755
+    assert [entry.name for entry in tmp_path.iterdir()] == ["holiday.jpg"]
+
+
+def test_a_fresh_disk_and_a_folder_that_was_prepared_by_hand_are_taken(tmp_path):
+    (tmp_path / "lost+found").mkdir()
+    folder.prepare(tmp_path)
+    other = tmp_path / "other"
+    (other / "secrets").mkdir(parents=True)
+    (other / "notes.txt").touch()
+    folder.prepare(other)
+    assert mode(other) == 0o700

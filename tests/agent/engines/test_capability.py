@@ -11,7 +11,7 @@ import pytest
 
 from agent.capability import list_folders, read_capabilities
 from agent.config import AgentConfig
-from agent.telemetry import memory, smi
+from agent.telemetry import gpu, memory, smi
 from agent.telemetry.host import host_status
 from agent.telemetry.nvml import Card, Cards, NoDriver
 from agent.wire.capability import Capabilities, Delivery, Feature, MemoryModel, Runtime
@@ -211,3 +211,24 @@ def test_the_owners_word_on_the_memory_model_goes_before_the_probe(
     decision = memory.decided(config, cards, None)
     assert (decision.model, decision.reason) == (MemoryModel.UNIFIED, "set in agent.json")
     assert [getattr(record, "id", None) for record in caplog.records] == [2644, 2640]
+
+
+def test_a_machine_that_does_not_let_its_pci_devices_be_read_has_no_known_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_PCI_DEVICES", tmp_path / "closed")
+    (tmp_path / "closed").write_text("listing this fails as a folder without rights does")
+    assert not gpu.is_expected(str(tmp_path / "no-nvidia-smi"))
+
+
+def test_an_nvidia_display_on_the_bus_means_that_a_driver_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_PCI_DEVICES", tmp_path)
+    for name, vendor, kind in (("0000:01:00.0", "0x10de", "0x030200"), ("0000:02:00.0", "0x8086", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    assert gpu.is_expected(str(tmp_path / "no-nvidia-smi"))
+    (tmp_path / "0000:01:00.0" / "vendor").unlink()
+    assert not gpu.is_expected(str(tmp_path / "no-nvidia-smi"))
