@@ -26,4 +26,4 @@ from django.conf import settings  # noqa: E402
 if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = str(_DATA / "test.sqlite3")
 
-pytest_plugins = ["tests.people"]
+pytest_plugins = ["tests.people", "tests.bench.fixtures"]

@@ -1,4 +1,4 @@
-"""Fixtures over real parts. Import what a test needs into its conftest."""
+"""Fixtures over real parts, one for the whole session: a plugin of the tests."""
 
 import os
 from collections.abc import Iterator

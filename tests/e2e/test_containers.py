@@ -2,11 +2,8 @@
 
 import pytest
 
-from tests.bench.fixtures import docker_bench
 from tests.e2e.containers import ContainerFleet
 from tests.e2e.fleet import wait_until
-
-__all__ = ["docker_bench"]
 
 pytestmark = [pytest.mark.e2e, pytest.mark.container, pytest.mark.timeout(300)]
 

@@ -26,9 +26,6 @@ from tests.agent.engines.conftest import Node, spec
 from tests.agent.engines.test_llama_cpp import stream
 from tests.bench import images
 from tests.bench.docker import BenchImage, DockerBench
-from tests.bench.fixtures import docker_bench
-
-__all__ = ["docker_bench"]
 
 pytestmark = pytest.mark.container
 
