@@ -6,7 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.figures import bad_input, containers, first_token, killed, suite, trust_fencing
+from tests.figures import bad_input, containers, first_token, gateway, killed, suite, trust_fencing
 from tests.figures.figure import Figure
 
 SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -15,10 +15,11 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "killed": killed.measure,
     "bad-input": bad_input.measure,
     "suite": suite.measure,
+    "gateway": gateway.measure,
     "trust-fencing": trust_fencing.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
-GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in _TRUST), "trust": _TRUST}
+GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, "gateway")), "trust": _TRUST}
 
 
 def main(wanted: list[str]) -> int:

@@ -201,7 +201,7 @@ def _streams(path: Line, streams: int, bench: Bench) -> None:
         capture_output=True, text=True, check=True, cwd=peers.ROOT,
     ).stdout  # fmt: skip
     found = json.loads(out)
-    if found["whole"] != streams or found["events"] != streams * EVENTS:
+    if found["same"] != streams or found["events"] != streams * EVENTS:
         path.broken += 1
     if found["events"]:
         path.event_cpu[streams].append((path.cpu_seconds() - before) / found["events"] * 1e6)

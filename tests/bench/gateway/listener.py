@@ -4,9 +4,12 @@ It prints one JSON line: events seen, streams that ended as they should, bytes c
 """
 
 import asyncio
+import hashlib
 import json
+import os
 import sys
 
+import httptools
 import uvloop
 
 from tests.bench.gateway.engine import DONE, EVENT
@@ -18,11 +21,12 @@ class Stream(asyncio.Protocol):
     def __init__(self, request: bytes, over: "asyncio.Future[None]") -> None:
         self._request, self._over = request, over
         self._loop = asyncio.get_running_loop()
-        self._data = bytearray()
-        self._head = True
         self.first: float | None = None
         self.events = 0
         self.whole = False
+        self.last = b""
+        self._parser = httptools.HttpResponseParser(self)
+        self._hash = hashlib.sha256()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -32,19 +36,21 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.first is None:
             self.first = self._loop.time() - self._began
-        if self._head:
-            self._data += data
-            end = self._data.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            self._head = False
-            data = bytes(self._data[end + 4 :])
-            self._data.clear()
+        self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        self.last = data
         self.events += data.count(b'"delta"')
-        self._data = (self._data + data)[-64:]
-        if DONE in self._data and self._data.endswith(b"0\r\n\r\n"):
-            self.whole = True
-            self._transport.close()
+        self._hash.update(data)
+
+    def on_message_complete(self) -> None:
+        self.whole = True
+        self._transport.close()
+
+    @property
+    def digest(self) -> str:
+        """Of every byte of the body."""
+        return self._hash.hexdigest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._over.done():
@@ -68,13 +74,17 @@ async def main(port: int, path: str, key: str, streams: int) -> None:
         _, stream = await loop.create_connection(lambda over=over: Stream(head + body, over), "127.0.0.1", port)
         found.append(stream)
         ends.append(over)
-    await asyncio.wait(ends, timeout=30)
+    await asyncio.wait(ends, timeout=float(os.environ.get("MIRBAD_BENCH_LISTEN_SECONDS", "30")))
+    lengths = {stream.events for stream in found}
+    said = hashlib.sha256(EVENT * max(lengths, default=0) + DONE).hexdigest()
     firsts = sorted(stream.first for stream in found if stream.first is not None)
     print(
         json.dumps(
             {
                 "events": sum(stream.events for stream in found),
                 "whole": sum(stream.whole for stream in found),
+                "same": sum(stream.whole and stream.digest == said for stream in found),
+                "odd": [stream.last[-300:].decode("utf-8", "replace") for stream in found if stream.digest != said][:3],
                 "first_p50": firsts[len(firsts) // 2] if firsts else None,
                 "event_bytes": len(EVENT),
             }
