@@ -1,7 +1,7 @@
 """The only writer of what is seen of nodes. Every write is one conditional UPDATE: an older word never wins."""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
 from django.db import transaction
@@ -264,6 +264,6 @@ def _claim_columns(held: Claim | None) -> dict[str, object]:
 def _time(text: str) -> datetime | None:
     try:
         value = datetime.fromisoformat(text)
-    except ValueError:
+        return value.astimezone(UTC) if value.tzinfo else None
+    except (ValueError, OverflowError):
         return None
-    return value if value.tzinfo else None

@@ -28,6 +28,11 @@ node's certificate comes from the same CA and is good for a server too, but neve
 JSON_BODY_LIMIT = 1024 * 1024
 """Bytes of a JSON body that the agent reads on its control routes; relayed bodies are streamed and not counted here."""
 
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A whole number that fits where such are kept."""
+
+BootId = Annotated[str, Field(max_length=64)]
+
 Sha256Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -35,7 +40,13 @@ class WireModel(BaseModel):
     """A frozen message. Unknown fields are ignored when read (an older side meets a newer one), never sent."""
 
     model_config = ConfigDict(
-        frozen=True, extra="ignore", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+        frozen=True,
+        extra="ignore",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        # JSON has no such numbers; who stores a message must be able to store each value of it.
+        allow_inf_nan=False,
     )
 
     def to_wire(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
-from agent.wire.base import WireModel
+from agent.wire.base import BootId, Whole, WireModel
 from agent.wire.fence import Claim
 
 
@@ -54,7 +54,7 @@ class AgentInfo(WireModel):
     node_uid: str
     agent_version: str
     protocol_versions: tuple[int, ...]
-    boot_id: str
+    boot_id: BootId
     held_claim: Claim | None
     machine_id_hash: str
     cert_not_after: str
@@ -70,7 +70,7 @@ class GpuCapability(WireModel):
     uuid: str
     index: int | None = None
     name: str | None = None
-    memory_bytes: int | None = None
+    memory_bytes: Whole | None = None
     shares_host_memory: bool | None = None
     compute_capability: str | None = None
     driver_version: str | None = None

@@ -10,7 +10,7 @@ from agent.wire.base import WireModel
 class Claim(WireModel):
     """A master's claim. Higher epochs win; an equal epoch of another instance is refused."""
 
-    epoch: Annotated[int, Field(ge=1)]
+    epoch: Annotated[int, Field(ge=1, lt=2**63)]
     instance_id: str = Field(min_length=8, max_length=64)
 
 

@@ -91,8 +91,8 @@ class InstanceView(WireModel):
 
     instance_id: str
     model_id: str
-    generation: int
-    config_hash: str
+    generation: Annotated[int, Field(ge=0, lt=2**31)]
+    config_hash: Annotated[str, Field(max_length=64)]
     operation_id: str
     runtime: Runtime
     delivery: Delivery

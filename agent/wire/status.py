@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from agent.wire.base import WireModel
+from agent.wire.base import BootId, Whole, WireModel
 from agent.wire.fence import Claim
 from agent.wire.instances import InstanceView
 
@@ -37,9 +37,9 @@ class NodeStatus(WireModel):
     boot. `capabilities_seq` changes when ``capabilities`` should be read again.
     """
 
-    boot_id: str
-    seq: int
-    capabilities_seq: int
+    boot_id: BootId
+    seq: Whole
+    capabilities_seq: Whole
     time: str
     held_claim: Claim | None
     host: HostStatus
@@ -56,7 +56,7 @@ class Event(WireModel):
     """
 
     kind: Literal["status", "instance", "ping"]
-    boot_id: str
-    seq: int
+    boot_id: BootId
+    seq: Whole
     status: NodeStatus | None = None
     instance: InstanceView | None = None

@@ -6,7 +6,8 @@ Only the last status of each node counts. Several threads never share one: it be
 from collections.abc import Mapping
 from datetime import datetime
 
-from django.db import transaction
+import structlog
+from django.db import DataError, IntegrityError, transaction
 
 from agent.wire.status import NodeStatus
 from mirbad.kernel import clock
@@ -15,6 +16,8 @@ from models_app.placement import reconcile
 from nodes import reachability
 from nodes.models import Node
 from nodes.states import ONLINE
+
+log = structlog.get_logger(__name__)
 
 AT_ONCE = 250
 """Nodes in one transaction: others that write wait for no more than these."""
@@ -64,11 +67,28 @@ def write(words: Mapping[str, Word]) -> frozenset[str]:
     ids = sorted(words)
     for start in range(0, len(ids), AT_ONCE):
         chunk = {node_id: words[node_id] for node_id in ids[start : start + AT_ONCE]}
-        with transaction.atomic():
-            online = reachability.observe_many(chunk)
-            running.observe_many({pk: status for pk, (status, _) in chunk.items() if status and pk in online})
-        broken.update(chunk.keys() - online)
+        try:
+            broken.update(write_strictly(chunk))
+        except (DataError, IntegrityError, ArithmeticError, ValueError, TypeError):
+            # One of them said what cannot be kept: that must not cost the others anything.
+            broken.update(*(_write_alone(node_id, word) for node_id, word in chunk.items()))
     return frozenset(broken)
+
+
+def write_strictly(words: Mapping[str, Word]) -> set[str]:
+    """`write` in one transaction; what cannot be kept raises whatever the database says of it."""
+    with transaction.atomic():
+        online = reachability.observe_many(words)
+        running.observe_many({pk: status for pk, (status, _) in words.items() if status and pk in online})
+    return words.keys() - online
+
+
+def _write_alone(node_id: str, word: Word) -> set[str]:
+    try:
+        return write_strictly({node_id: word})
+    except (DataError, IntegrityError, ArithmeticError, ValueError, TypeError):
+        log.exception("what a node said cannot be kept", node=node_id)
+        return {node_id}
 
 
 def write_loss(node_id: str, reason: str, heard: Mapping[str, Word]) -> None:

@@ -5,6 +5,7 @@ Every mutating call carries the master's claim and an operation id; an agent tha
 
 import asyncio
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ R = TypeVar("R")
 
 ANSWER_LIMIT = 32 * 1024 * 1024
 EVENT_SILENCE_SECONDS = 10.0
+_NUL = rb"\u0000"
+_WRITTEN_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _CLAIM_CODES = frozenset({AgentCode.STALE_MASTER, AgentCode.COMPETING_MASTER})
 
@@ -268,6 +271,9 @@ def _held(refusal: Refusal) -> Claim | None:
 
 
 def _parse(target: Endpoint, body: bytes, kind: type[T]) -> T:
+    if _NUL in body:
+        # An engine may print it; no database keeps it in a text.
+        body = _WRITTEN_NUL.sub(rb"\1\\ufffd", body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
