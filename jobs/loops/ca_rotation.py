@@ -1,5 +1,6 @@
 """The flag files of a CA rotation, rotations that nobody drives, and nodes that were left with a former CA."""
 
+import contextlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def tick() -> None:
 def look_at_flags() -> int:
     """Do what the flag files ask for, and delete them, also when it is refused; how many there were."""
     folder = settings().data / FOLDER
+    with contextlib.suppress(OSError):  # a data folder of which nothing can be made has worse to say elsewhere
+        folder.mkdir(mode=0o700, exist_ok=True)
     return _flag(folder / ROTATE) + _flag(folder / CLOSE)
 
 

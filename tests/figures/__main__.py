@@ -6,7 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.figures import bad_input, containers, first_token, gateway, killed, suite, trust_fencing
+from tests.figures import bad_input, containers, first_token, gateway, killed, suite, trust_ca_rotation, trust_fencing
 from tests.figures.figure import Figure
 
 SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -16,6 +16,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "bad-input": bad_input.measure,
     "suite": suite.measure,
     "gateway": gateway.measure,
+    "trust-ca-rotation": trust_ca_rotation.measure,
     "trust-fencing": trust_fencing.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))

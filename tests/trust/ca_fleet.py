@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from cryptography import x509
 
 from agent.config import AgentConfig
@@ -24,6 +25,7 @@ from agent.wire.capability import Capabilities, Feature, MemoryModel
 from agent.wire.enroll import EnrollAnswer
 from agent.wire.status import GpuStatus, HostStatus
 from jobs import ledger, worker
+from jobs.kinds import ca_rotation as kind
 from jobs.loops import ca_rotation as loop
 from mirbad.kernel import clock
 from mirbad.kernel.actor import admin
@@ -32,7 +34,7 @@ from nodes.enrollment import join, tokens
 from nodes.errors import NodeOffline
 from nodes.link import client, health, pools
 from nodes.models import CaRotation, Node
-from nodes.pki import keys
+from nodes.pki import keys, members, rotation
 from tests.agent.core.engines import RememberedEngines
 from tests.nodes.parts import request_for
 
@@ -220,6 +222,61 @@ def stage() -> str:
     """Where the newest rotation is."""
     rotation = CaRotation.objects.order_by("-started_at").first()
     return rotation.stage if rotation is not None else ""
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Crashes:
+    """Dies once at each boundary that a rotation comes to: before and after every write and every round of calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.met: list[str] = []
+        for module, name in (
+            (ledger, "write"),
+            (rotation, "move"),
+            (members, "note"),
+            (members, "note_told"),
+            (members, "settle"),
+            (kind, "_together"),
+        ):
+            monkeypatch.setattr(module, name, self._around(name, getattr(module, name)))
+
+    def _around(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **also: Any) -> Any:
+            self._at(f"{stage()} before {name}")
+            result = real(*arguments, **also)
+            self._at(f"{stage()} after {name}")
+            return result
+
+        return call
+
+    def _at(self, boundary: str) -> None:
+        if boundary not in self.met:
+            self.met.append(boundary)
+            raise Crash(boundary)
+
+
+def survive(fleet: Fleet, until: Callable[[], Any], crashes: Crashes, rounds: int = 60) -> None:
+    """Drive through every crash as a supervisor does: the lease of the dead worker runs out, another one begins."""
+    for _ in range(120):
+        try:
+            fleet.drive(until, rounds)
+        except Crash:
+            fleet.forward(31)
+            continue
+        return
+    raise AssertionError(f"still crashing: {crashes.met[-5:]}")
+
+
+def insist(ask: Callable[[], Any]) -> Any:
+    """Ask again after each crash, as a person does who got no answer."""
+    while True:
+        try:
+            return ask()
+        except Crash:
+            continue
 
 
 def moving_clock(real: Callable[[], Any] = clock.now) -> tuple[Callable[[], Any], Callable[[float], None]]:

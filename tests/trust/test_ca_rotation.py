@@ -6,8 +6,7 @@ import pytest
 from django.db import connections
 
 from agent.wire.status import NodeStatus
-from jobs import ca_rotation, ledger
-from jobs.kinds import ca_rotation as kind
+from jobs import ca_rotation
 from jobs.models import Operation
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict, MirbadError
@@ -15,9 +14,9 @@ from nodes import queries, registry
 from nodes.errors import ConfirmationRequired
 from nodes.link import client
 from nodes.models import Authority, CaRotation, CaRotationNode, MasterIdentity, NodeCondition
-from nodes.pki import authority, members, rotation, store
+from nodes.pki import authority, members, store
 from nodes.states import RE_PAIR
-from tests.trust.ca_fleet import OPERATOR, Fleet, moving_clock, stage
+from tests.trust.ca_fleet import OPERATOR, Crashes, Fleet, insist, moving_clock, stage, survive
 
 pytestmark = pytest.mark.faults
 
@@ -69,52 +68,6 @@ def test_a_whole_rotation_changes_every_key_and_leaves_nobody_out(fleet):
     assert set(CaRotationNode.objects.values_list("done_stage", flat=True)) == {"Closing"}
 
 
-class Crash(BaseException):
-    """The process dies here."""
-
-
-class Crashes:
-    """Dies once at each boundary that a rotation comes to: before and after every write and every round of calls."""
-
-    def __init__(self, monkeypatch):
-        self.met: list[str] = []
-        for module, name in (
-            (ledger, "write"),
-            (rotation, "move"),
-            (members, "note"),
-            (members, "note_told"),
-            (members, "settle"),
-            (kind, "_together"),
-        ):
-            monkeypatch.setattr(module, name, self._around(name, getattr(module, name)))
-
-    def _around(self, name, real):
-        def call(*arguments, **also):
-            self._at(f"{stage()} before {name}")
-            result = real(*arguments, **also)
-            self._at(f"{stage()} after {name}")
-            return result
-
-        return call
-
-    def _at(self, boundary):
-        if boundary not in self.met:
-            self.met.append(boundary)
-            raise Crash(boundary)
-
-
-def survive(fleet, until, crashes, rounds=60):
-    """Drive through every crash as a supervisor does: the lease of the dead worker runs out, another one begins."""
-    for _ in range(120):
-        try:
-            fleet.drive(until, rounds)
-        except Crash:
-            fleet.forward(31)
-            continue
-        return
-    raise AssertionError(f"still crashing: {crashes.met[-5:]}")
-
-
 def test_a_crash_at_every_boundary_of_every_stage_loses_nothing(fleet, monkeypatch):
     fleet.add("pc-1")
     fleet.add("pc-2")
@@ -143,7 +96,7 @@ def test_a_rotation_is_rolled_back_from_each_stage_with_a_crash_at_every_boundar
         fleet.drive(lambda: stage() == at)
     assert stage() == at
     crashes = Crashes(monkeypatch)
-    ca_rotation_roll_back(crashes)
+    insist(lambda: ca_rotation.roll_back(OPERATOR))
     survive(fleet, lambda: stage() == "RolledBack", crashes)
     assert any(boundary.startswith("RollingBack") for boundary in crashes.met)
     survive(fleet, lambda: not ledger_open(), crashes)
@@ -156,16 +109,6 @@ def test_a_rotation_is_rolled_back_from_each_stage_with_a_crash_at_every_boundar
         assert agent.identity.master_pins == {spki}
     # And another one may begin.
     ca_rotation.start(OPERATOR)
-
-
-def ca_rotation_roll_back(crashes):
-    for _ in range(3):
-        try:
-            ca_rotation.roll_back(OPERATOR)
-        except Crash:
-            continue
-        return
-    raise AssertionError(crashes.met)
 
 
 def ledger_open():
