@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import download, launch, revoke, rotate_cert, stop, takeover
 from jobs.models import Operation, OperationEvent
 from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel import clock
@@ -35,10 +35,12 @@ _WORDS = {
     takeover.CONTINUE: "Continued takeover",
     rotate_cert.NAME: "Certificate rotation",
     revoke.NAME: "Revoke",
+    download.NAME: "Download of",
 }
 _FLEET = "of the fleet"
 _STAGE_WORDS = {
     launch.CHECKING: "Check the node",
+    launch.DOWNLOADING: "Download the weights",
     launch.STARTING: "Start the engine",
     launch.WAITING: "Load the model",
     launch.STOPPING: "Stop the engine",
@@ -58,6 +60,7 @@ _IN_ORDER = {
     takeover.CONTINUE: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
     rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
     revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
+    download.NAME: (download.CHECKING, download.DOWNLOADING),
 }
 _READY = "Ready"
 
@@ -120,7 +123,8 @@ def row(operation: Operation) -> OperationRow:
         id=operation.pk,
         title=title,
         kind=operation.kind,
-        target=operation.model_id_text
+        target=str(operation.input.get("spec", {}).get("repository", ""))
+        or operation.model_id_text
         or operation.node_id_text
         or (_FLEET if operation.kind == takeover.NAME else operation.target_id),
         model_id=operation.model_id_text,
@@ -149,6 +153,8 @@ def row(operation: Operation) -> OperationRow:
 def _stages(operation: Operation, *, restart: bool) -> tuple[StageMark, ...]:
     if operation.kind == launch.NAME:
         names = [launch.CHECKING, launch.STARTING, launch.WAITING]
+        if operation.stage == launch.DOWNLOADING or "download" in operation.state:
+            names.insert(0, launch.DOWNLOADING)
         if restart:
             names.insert(0, launch.STOPPING)
         if operation.stage == launch.CANCELLING:

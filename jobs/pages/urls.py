@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import ca, fencing, nodes, views
+from jobs.pages import ca, downloads, fencing, nodes, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -21,6 +21,10 @@ urlpatterns = [
     path("pki/ca/rollback", ca.roll_back, name="ca-rollback"),
     path("pki/ca/close", ca.close, name="ca-close"),
     path("pki/ca/replace", ca.replace, name="ca-replace"),
+    path("downloads", downloads.index, name="downloads"),
+    path("downloads/new", downloads.new, name="download-new"),
+    path("downloads/-/files", downloads.files, name="download-files"),
+    path("downloads/<str:operation_id>/forget", downloads.forget, name="download-forget"),
     path("operations", views.index, name="list"),
     path("operations/-/of-model/<str:model_id>", views.of_model, name="of-model"),
     path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),

@@ -15,6 +15,10 @@ _OWN_PLACE = {
     "models:playground": "models:playground",
     "models:keys": "models:keys",
     "models:key-new": "models:keys",
+    "models:folders": "jobs:downloads",
+    "models:catalog": "jobs:downloads",
+    "jobs:downloads": "jobs:downloads",
+    "jobs:download-new": "jobs:downloads",
 }
 
 

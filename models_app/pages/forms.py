@@ -11,6 +11,7 @@ from django import forms
 from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
 from models_app import keys
+from models_app.artifacts.choose import folder_for
 from models_app.models import ModelDefinition
 from models_app.models.definition import DELIVERIES, RUNTIMES
 from models_app.registry import ModelInput, parse
@@ -30,8 +31,12 @@ _SAME = (
     "wait_when_starting_seconds",
     "auto_start",
     "keep_serving",
+    "allow_pickle",
 )
 _CODE = {"spellcheck": "false", "autocapitalize": "none", "autocomplete": "off"}
+
+
+_OFFERED = ("id", "node", "folder", "file", "repository", "revision", "runtime", "delivery")
 
 
 def _lines(rows: int) -> forms.Textarea:
@@ -94,13 +99,35 @@ class ModelForm(forms.Form):
     keep_serving = forms.BooleanField(
         label="Keep serving during jobs", required=False, help_text="Benchmarks on its node do not pause it."
     )
+    repository = forms.CharField(
+        label="Hugging Face repository",
+        max_length=255,
+        required=False,
+        help_text="owner/name: a start downloads what the node lacks of it.",
+        widget=forms.TextInput(attrs=_CODE),
+    )
+    revision = forms.CharField(
+        label="Revision", max_length=80, required=False, help_text="Empty: main.", widget=forms.TextInput(attrs=_CODE)
+    )
+    allow_pickle = forms.BooleanField(
+        label="Allow Python pickles",
+        required=False,
+        help_text="Weights as .bin, .pt and the like run whatever they hold when they are loaded.",
+    )
     placement_generation = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
     def __init__(
-        self, data: Any = None, *, nodes: Sequence[tuple[str, str]], model: ModelDefinition | None = None
+        self,
+        data: Any = None,
+        *,
+        nodes: Sequence[tuple[str, str]],
+        model: ModelDefinition | None = None,
+        begin: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
-        super().__init__(data, initial=_initial(model) if model else None)
+        # A link may bring what a new model begins with.
+        offered = {name: begin[name] for name in _OFFERED if name in begin} if begin else None
+        super().__init__(data, initial=_initial(model) if model else offered)
         self.fields["node"].choices = [*_no_node(nodes, model), *nodes]  # type: ignore[attr-defined]
         chosen = (data.getlist("gpu_uuids") if data is not None else self.initial.get("gpu_uuids")) or ()
         # Any uuid may be sent; whether the node has it is the registry's rule.
@@ -145,7 +172,11 @@ class ModelForm(forms.Form):
 
     def _document(self) -> dict[str, Any]:
         data = self.cleaned_data
-        folder = data["folder"].strip()
+        repository = data["repository"].strip()
+        folder = data["folder"].strip() or (folder_for(repository) if repository else "")
+        source = {"folder": folder, "file": data["file"].strip()}
+        if repository:
+            source |= {"kind": "huggingface", "repository": repository, "revision": data["revision"].strip()}
         document: dict[str, Any] = {name: data[name] for name in _SAME}
         document |= {
             "served_names": _listed(data["served_names"]),
@@ -155,7 +186,7 @@ class ModelForm(forms.Form):
             "gpu_memory_budget_bytes": _bytes(data["gpu_budget_gib"]),
             "host_memory_budget_bytes": _bytes(data["host_budget_gib"]),
             "tags": [tag.strip() for tag in data["tags"].split(",") if tag.strip()],
-            "sources": [{"folder": folder, "file": data["file"].strip()}] if folder else [],
+            "sources": [source] if folder else [],
         }
         if self.model is not None and self.model.sources.count() > 1 and "folder" not in self.changed_data:
             kept = self.model.sources.order_by("position").values("kind", "folder", "file", "repository", "revision")
@@ -230,6 +261,8 @@ def _initial(model: ModelDefinition) -> dict[str, Any]:
         "placement_generation": placement.generation if placement else None,
         "folder": source.folder if source else "",
         "file": source.file if source else "",
+        "repository": source.repository if source else "",
+        "revision": source.revision if source else "",
         "served_names": "\n".join(model.served_names),
         "args": "\n".join(model.args),
         "env": "\n".join(f"{name}={value}" for name, value in model.env.items()),

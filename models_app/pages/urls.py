@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from models_app.pages import key_views, playground, usage, views
+from models_app.pages import artifacts, key_views, playground, usage, views
 
 app_name = "models"
 urlpatterns = [
@@ -17,6 +17,10 @@ urlpatterns = [
     path("models/<str:model_id>/log", views.log, name="log"),
     path("playground", playground.page, name="playground"),
     path("playground/stream", playground.stream, name="playground-stream"),
+    path("folders", artifacts.folders_page, name="folders"),
+    path("folders/<str:node_id>/<str:folder>/delete", artifacts.delete_folder, name="folder-delete"),
+    path("catalog", artifacts.catalog_page, name="catalog"),
+    path("catalog/<str:entry_id>/model", artifacts.make_model, name="catalog-model"),
     path("keys", key_views.index, name="keys"),
     path("keys/new", key_views.create, name="key-new"),
     path("keys/<int:key_id>/edit", key_views.change, name="key-edit"),

@@ -80,7 +80,7 @@ def node_cells(request: HttpRequest) -> HttpResponse:
 @require_role(OPERATOR)
 def new(request: HttpRequest) -> HttpResponse:
     """Define a model."""
-    form = ModelForm(request.POST or None, nodes=contexts.placeable_nodes())
+    form = ModelForm(request.POST or None, nodes=contexts.placeable_nodes(), begin=request.GET.dict())
     if request.method == "POST" and (data := form.read()) is not None:
         actor = actors.of(request)
         try:

@@ -31,6 +31,9 @@ PAGES = (
     ("jobs:of-node", ["atlas"]),
     ("jobs:node-cells", []),
     ("jobs:list", []),
+    ("jobs:downloads", []),
+    ("models:folders", []),
+    ("models:catalog", []),
     ("jobs:of-model", ["qwen3-coder"]),
     ("jobs:timeline", ["qwen3-coder"]),
     ("jobs:ca", []),
@@ -38,6 +41,7 @@ PAGES = (
 )
 FOR_OPERATORS = (
     ("nodes:add", []),
+    ("jobs:download-new", []),
     ("nodes:rekey", ["atlas"]),
     ("nodes:rekey", ["dune"]),
     ("jobs:node-revoke", ["atlas"]),

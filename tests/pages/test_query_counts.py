@@ -22,6 +22,8 @@ PAGES = (
     ("models:keys", []),
     ("models:usage", []),
     ("jobs:list", []),
+    ("jobs:downloads", []),
+    ("models:catalog", []),
     ("jobs:timeline", ["qwen3-coder"]),
     ("audit:list", []),
 )
