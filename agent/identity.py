@@ -188,12 +188,7 @@ def check_name(identity: Identity) -> None:
     """The certificate is for the node. BrokenIdentity."""
     try:
         names = identity.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (
-        x509.ExtensionNotFound,
-        x509.DuplicateExtension,
-        x509.UnsupportedGeneralNameType,
-        ValueError,
-    ) as error:
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError) as error:
         raise BrokenIdentity("the certificate names no node") from error
     if node_server_name(identity.node_uid) not in names.get_values_for_type(x509.DNSName):
         raise BrokenIdentity("the certificate is for another node")

@@ -6,7 +6,17 @@
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.figures import bad_input, containers, first_token, gateway, killed, suite, trust_ca_rotation, trust_fencing
+from tests.figures import (
+    bad_input,
+    containers,
+    first_token,
+    gateway,
+    killed,
+    suite,
+    trust_ca_rotation,
+    trust_fencing,
+    trust_life,
+)
 from tests.figures.figure import Figure
 
 SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -18,6 +28,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gateway": gateway.measure,
     "trust-ca-rotation": trust_ca_rotation.measure,
     "trust-fencing": trust_fencing.measure,
+    "trust-life": trust_life.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
 GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, "gateway")), "trust": _TRUST}

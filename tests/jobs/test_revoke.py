@@ -63,8 +63,8 @@ def test_neither_its_id_nor_its_key_comes_back(machine, finish) -> None:
     for purpose in ("join", "rekey"):
         with pytest.raises(NodeRevoked):
             tokens.create("pc-1", actor=PERSON, purpose=purpose)
+    request = request_for(rekey.token, "pc-1", keys.new_key(), node_uid=machine.answer.node_uid)
     with pytest.raises(EnrollmentRefused):
-        request = request_for(rekey.token, "pc-1", keys.new_key(), node_uid=machine.answer.node_uid)
         join.enroll(request, "192.0.2.10", rekey=True)
     other = tokens.create("pc-2", actor=PERSON)
     with pytest.raises(EnrollmentRefused):
