@@ -44,7 +44,9 @@ class Nodes(AdminView):
         everything = flag(request, "includeRevoked")
         found = Node.objects.all() if everything else Node.objects.not_revoked()
         pages = self.pagination_class()
-        rows = pages.paginate_queryset(found.prefetch_related("gpus", "conditions", "pins"), request, view=self)
+        # What a list does not show may be large: files of every model folder.
+        found = found.defer("capabilities", "machine").prefetch_related("gpus", "conditions", "pins")
+        rows = pages.paginate_queryset(found, request, view=self)
         return pages.get_paginated_response(NodeSerializer(rows, many=True).data)
 
 
