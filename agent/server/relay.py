@@ -16,7 +16,8 @@ from agent.running import EngineTarget
 from agent.wire.base import ANSWER_HEADER, API_PREFIX, GENERATION_HEADER, MODEL_HEADER
 from agent.wire.errors import AgentCode
 from agent.wire.http1.client import STALE_WITHIN_SECONDS, Broken, Connection, UpstreamError
-from agent.wire.http1.server import Exchange, Header, Left, ServerConnection, Service
+from agent.wire.http1.exchange import Exchange, Header, Left
+from agent.wire.http1.server import ServerConnection, Service
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from agent.wire.http1.server import Exchange, Left
+from agent.wire.http1.exchange import Exchange, Left
 
 Header = tuple[bytes, bytes]
 Scope = dict[str, Any]

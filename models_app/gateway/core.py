@@ -218,3 +218,8 @@ def headers_to_client(headers: Iterable[Header]) -> list[Header]:
 def is_event_stream(headers: Iterable[Header]) -> bool:
     """Whether an answer is a stream of server-sent events."""
     return any(name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers)
+
+
+def content_type(headers: Iterable[Header]) -> bytes:
+    """The type of a body, b"" when it is not told."""
+    return next((value for name, value in headers if name == b"content-type"), b"")

@@ -13,7 +13,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from agent.wire.http1.server import Exchange, Header, ServerConnection, Service
+from agent.wire.http1.exchange import Exchange, Header
+from agent.wire.http1.server import ServerConnection, Service
 from models_app.gateway import refusals
 from models_app.gateway.client import Client, Direct
 

@@ -43,9 +43,9 @@ class Notices:
             try:
                 await self._listen()
                 broken = False
-            except Exception as error:  # noqa: BLE001  the loop's edge: the broker may be away, the table is polled
+            except Exception:  # the loop's edge: the broker may be away, and the table is polled
                 if not broken:
-                    log.info("no notices of changes, the routing table is polled", reason=repr(error))
+                    log.exception("no notices of changes; the routing table is polled meanwhile")
                 broken = True
                 await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -228,3 +229,13 @@ def _leading_json(text: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     return value
+
+
+def reader_of(status: int, headers: Iterable[tuple[bytes, bytes]], *, events: bool, withhold: bool) -> Reader:
+    """What reads an answer with this head: nothing of errors, of compressed bytes, of sound and images."""
+    found = dict(headers)
+    if not 200 <= status < 300 or b"content-encoding" in found:
+        return NoReader()
+    if events:
+        return EventReader(withhold=withhold)
+    return JsonReader() if b"json" in found.get(b"content-type", b"") else NoReader()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from agent.wire.http1.server import Left
+from agent.wire.http1.exchange import Left
 from mirbad.kernel import clock
 from models_app.gateway import body as bodies
 from models_app.gateway import catalog, core, form, refusals, usage
@@ -112,7 +112,7 @@ class Visit:
     async def _relay(self, key: Key, length: int | None) -> None:
         client, gateway = self._client, self._gateway
         began = self._loop.time()
-        boundary = form.boundary(_content_type(client.headers))
+        boundary = form.boundary(core.content_type(client.headers))
         call = Call(
             path=client.path,
             name="",
@@ -169,7 +169,7 @@ class Visit:
         headers = core.headers_to_client(answer.headers)
         headers.append((b"x-request-id", self._request_id))
         self._is_events = core.is_event_stream(headers)
-        reader = _reader(answer, events=self._is_events, withhold=withhold)
+        reader = usage.reader_of(answer.status, answer.headers, events=self._is_events, withhold=withhold)
         if self._is_events:
             headers = [h for h in headers if h[0] not in (b"cache-control", b"content-length")]
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -330,11 +330,7 @@ class Visit:
     async def _refuse_unread(self, refusal: Refusal) -> None:
         """Refuse before the body was read, and keep reading a little: many clients look up only after sending."""
         data = refusal.body()
-        head = [
-            *refusal.headers(),
-            (b"content-length", b"%d" % len(data)),
-            (b"x-request-id", self._request_id),
-        ]
+        head = [*refusal.headers(), (b"content-length", b"%d" % len(data)), (b"x-request-id", self._request_id)]
         await self._start(refusal.status, head, close=True)
         await self._client.write(data)
         if not any(name == b"expect" for name, _ in self._client.headers):
@@ -400,20 +396,3 @@ async def _piece(read: Callable[[], Awaitable[bytes]]) -> bytes:
             return await read()
     except TimeoutError:
         raise refusals.too_slow() from None
-
-
-def _content_type(headers: list[core.Header]) -> bytes:
-    for name, value in headers:
-        if name == b"content-type":
-            return value
-    return b""
-
-
-def _reader(answer: Answer, *, events: bool, withhold: bool) -> usage.Reader:
-    if not 200 <= answer.status < 300 or any(name == b"content-encoding" for name, _ in answer.headers):
-        return usage.NoReader()
-    if events:
-        return usage.EventReader(withhold=withhold)
-    if any(name == b"content-type" and b"json" in value for name, value in answer.headers):
-        return usage.JsonReader()
-    return usage.NoReader()

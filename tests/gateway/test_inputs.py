@@ -241,7 +241,7 @@ def _smuggled(fleet, head):
 
 
 def test_a_slow_reader_gets_every_byte_and_holds_the_engine_back(fleet):
-    pieces = [delta(f"{n:06d}" + "x" * 2000) for n in range(16_000)]
+    pieces = [delta(f"{n:06d}" + "x" * 2000) for n in range(30_000)]
     sent = []
 
     async def script(seen):
@@ -256,9 +256,9 @@ def test_a_slow_reader_gets_every_byte_and_holds_the_engine_back(fleet):
         client.head("Content-Length: 27", "Connection: close")
         client.socket.sendall(b'{"model":"m","stream":true}')
         time.sleep(1)
-        assert sum(sent) < 24_000_000  # of 33 million: what sockets and buffers hold has left
+        assert sum(sent) < 50_000_000  # of 61 million: what sockets and buffers hold has left
         data = client.read_all()
-    for number in (0, 1234, 15_999):
+    for number in (0, 1234, 29_999):
         assert b"%06d" % number in data
 
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def web(tmp_path_factory):
+@pytest.fixture(scope="module", params=["fast", "asgi"])
+def web(request, tmp_path_factory):
     data = tmp_path_factory.mktemp("master")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -39,6 +39,8 @@ def web(tmp_path_factory):
     (data / "static").mkdir()
     manage("migrate", "--verbosity", "0")
     command = [sys.executable, "-m", "uvicorn", "mirbad.asgi:application", "--port", str(port), "--lifespan", "on"]
+    if request.param == "fast":
+        command += ["--http", "models_app.gateway.front:connection"]
     with (data / "web.out").open("wb") as out:
         process = subprocess.Popen(
             [*command, "--timeout-graceful-shutdown", "2", "--no-proxy-headers"],

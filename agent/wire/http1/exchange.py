@@ -1,0 +1,217 @@
+"""One request on a serving connection, and its answer."""
+
+import asyncio
+import http
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.wire.http1.server import ServerConnection
+
+Header = tuple[bytes, bytes]
+
+HIGH_WATER_BYTES = 256 * 1024
+_JOIN_BYTES = 32 * 1024
+STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else ''}\r\n".encode()
+    for status in range(100, 600)
+}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Left(Exception):
+    """The client went away before its request was whole."""
+
+
+class Exchange:
+    """One request and its answer: `read` until b"", then `start`, `write`, `finish`."""
+
+    __slots__ = (
+        "_body_bytes",
+        "_chunked",
+        "_connection",
+        "_expects",
+        "_head",
+        "_keep_alive",
+        "_over",
+        "_parts",
+        "_waiter",
+        "gone",
+        "has_body",
+        "headers",
+        "method",
+        "on_gone",
+        "target",
+        "whole",
+    )
+
+    def __init__(self, connection: "ServerConnection", method: str, target: bytes, headers: list[Header]) -> None:
+        self._connection = connection
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.has_body = False
+        self.whole = False
+        self.gone = False
+        self.on_gone: Callable[[], object] | None = None
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._head: bytes | None = None
+        self._chunked = False
+        self._keep_alive = True
+        self._expects = False
+        self._over = False
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection below."""
+        return self._connection.transport
+
+    # The request
+
+    def take(self) -> bytes:
+        """What of the body is here now, without waiting."""
+        if not self._parts:
+            return b""
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts = []
+        self._body_bytes = 0
+        self._connection.resume()
+        return data
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, b"" at its end. Raises Left."""
+        while not self._parts:
+            if self.whole:
+                return b""
+            if self.gone:
+                raise Left
+            if self._expects:
+                self._expects = False
+                self._connection.transport.write(_CONTINUE)
+            await self._wait()
+        return self.take()
+
+    async def _wait(self) -> None:
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Something changed for whoever waits in `read` or `write`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def feed(self, data: bytes) -> None:
+        """A piece of the body came."""
+        self._parts.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > HIGH_WATER_BYTES:
+            self._connection.pause()
+        self.wake()
+
+    def leave(self) -> None:
+        """The client is gone; `on_gone` is told, unless the answer is over."""
+        if self.gone or self._over:
+            return
+        self.gone = True
+        self.wake()
+        if self.on_gone is not None:
+            self.on_gone()
+
+    # The answer
+
+    def start(self, status: int, headers: list[Header], *, close: bool = False) -> None:
+        """Begin the answer. Without ``content-length`` it goes in chunks. The head leaves with the first bytes."""
+        connection = self._connection
+        framed = status in (204, 304) or self.method == "HEAD"
+        lines = [STATUS_LINES[status], connection.fixed]
+        for name, value in headers:
+            if name == b"content-length":
+                framed = True
+            lines += (name, b": ", value, b"\r\n")
+        self._keep_alive = connection.may_keep(self) and not close
+        if not framed and connection.is_old:
+            self._keep_alive = False
+        elif not framed:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self._keep_alive:
+            lines.append(b"connection: close\r\n")
+        elif connection.is_old:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+
+    def flush(self) -> None:
+        """Send the head now."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._connection.transport.write(head)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes of the body; waits while the client takes no more. Bytes for a client that left go nowhere."""
+        if not self.write_now(data):
+            await self.ready()
+
+    async def ready(self) -> None:
+        """Wait while the client takes no more."""
+        while self._connection.write_paused and not self.gone:
+            await self._wait()
+
+    def write_now(self, data: bytes) -> bool:
+        """`write` without waiting: whether the client takes more."""
+        if not data or self.gone or self._over or self.method == "HEAD":
+            return True
+        connection = self._connection
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head is not None:
+            head, self._head = self._head, None
+            if len(data) <= _JOIN_BYTES:
+                data = head + data
+            else:
+                connection.transport.write(head)
+        connection.transport.write(data)
+        return not connection.write_paused
+
+    def finish(self, data: bytes = b"") -> None:
+        """The last bytes of the body, and its end."""
+        if self._over or self.gone:
+            self._over = True
+            return
+        if self.method == "HEAD":
+            tail = b""
+        elif not self._chunked:
+            tail = data
+        elif data:
+            tail = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+        else:
+            tail = b"0\r\n\r\n"
+        if self._head is not None:
+            head, self._head = self._head, None
+            if len(tail) <= _JOIN_BYTES:
+                tail = head + tail
+            else:
+                self._connection.transport.write(head)
+        if tail:
+            self._connection.transport.write(tail)
+        self._over = True
+        self._connection.finished(self, keep=self._keep_alive)
+
+    def cut(self) -> None:
+        """End the connection without the end of the answer: the client sees that bytes are missing."""
+        if self._over:
+            return
+        self._over = True
+        self.flush()
+        self._connection.transport.close()
+
+    # Set by the connection while the head is read
+
+    def expect(self) -> None:
+        """The client waits for a word before it sends the body."""
+        self._expects = True
