@@ -47,6 +47,8 @@ TARGET_KIND, TARGET = "fleet", "ca"
 AT_ONCE = 50
 """Nodes looked at in the same moment; a step has to end within its lease."""
 PAUSE_SECONDS = 5.0
+SETTLE_SECONDS = 2.0
+"""Every process that calls nodes reads within this time which certificate to show, before a node refuses the other."""
 NODE_SECONDS = 20.0
 ASK_AGAIN = timedelta(seconds=30)
 _NAMED = 5
@@ -90,6 +92,9 @@ def _pass(step: Step, found: CaRotation) -> Outcome:
     if following := _AT_ONCE_ON_TO.get(found.stage):
         _move(found, following)
         return Go(following, _WORDS[following])
+    early = SETTLE_SECONDS - (clock.now() - found.stage_since).total_seconds()
+    if found.stage in _ENDING and early > 0:
+        return Wait(early, {"text": "Every part of the master shows the certificate that stays."})
     asks = _look_at_nodes(found)
     known = members.read(found)
     members.tell(found, known)

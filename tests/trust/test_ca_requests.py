@@ -173,9 +173,10 @@ def test_a_second_roll_back_is_the_same(master):
     assert ca_rotation.roll_back(OPERATOR).pk == first.pk
 
 
-def test_cancelling_the_operation_rolls_the_rotation_back(master):
+def test_cancelling_the_operation_rolls_the_rotation_back(master, monkeypatch):
     from jobs import requests, worker
 
+    monkeypatch.setattr("jobs.kinds.ca_rotation.SETTLE_SECONDS", 0.0)
     operation = ca_rotation.start(OPERATOR)
     requests.cancel(operation.pk, OPERATOR)
     worker.run(operation.pk)
