@@ -1,9 +1,14 @@
 """The shape of operations, logs and the status of the whole on ``/api``."""
 
+import re
+from typing import Any
+
 from rest_framework import serializers
 
 from jobs.states import OUTCOME
 from mirbad.api.serializers import CamelSerializer
+
+_SNAKE = re.compile(r"[A-Z]")
 
 
 class ProgressSerializer(CamelSerializer):
@@ -12,6 +17,12 @@ class ProgressSerializer(CamelSerializer):
     text = serializers.CharField(required=False)
     done_bytes = serializers.IntegerField(required=False, allow_null=True)
     total_bytes = serializers.IntegerField(required=False, allow_null=True)
+    bytes_per_second = serializers.IntegerField(required=False, allow_null=True)
+
+    def to_representation(self, instance: Any) -> Any:
+        """As stored: the column holds the outer names already."""
+        inner = {_SNAKE.sub(lambda found: f"_{found[0].lower()}", name): value for name, value in instance.items()}
+        return super().to_representation(inner)
 
 
 class FailureSerializer(CamelSerializer):

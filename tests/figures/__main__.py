@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from tests.figures import (
     bad_input,
     containers,
+    downloads,
     first_token,
     gateway,
     killed,
@@ -26,12 +27,14 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "bad-input": bad_input.measure,
     "suite": suite.measure,
     "gateway": gateway.measure,
+    "placement-downloads": downloads.measure,
     "trust-ca-rotation": trust_ca_rotation.measure,
     "trust-fencing": trust_fencing.measure,
     "trust-life": trust_life.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
-GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, "gateway")), "trust": _TRUST}
+_PLACEMENT = tuple(name for name in SCRIPTS if name.startswith("placement-"))
+GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, "gateway")), "trust": _TRUST, "gpus-placement": _PLACEMENT}
 
 
 def main(wanted: list[str]) -> int:
