@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import download, launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import ca_rotation, download, launch, revoke, rotate_cert, stop, takeover
 from jobs.models import Operation, OperationEvent
 from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel import clock
@@ -17,6 +17,14 @@ from mirbad.web.parts import Badge
 from models_app import states as model_states
 from models_app.models import Placement
 from nodes.models import Node
+from nodes.states import (
+    CA_AGENTS_ROTATING,
+    CA_AGENTS_TRUSTING,
+    CA_CLOSING,
+    CA_MASTER_REISSUED,
+    CA_ROLLING_BACK,
+    CA_STARTED,
+)
 
 PAGE_SIZE = 50
 TIMELINE_OPERATIONS = 8
@@ -33,6 +41,7 @@ _WORDS = {
     stop.NAME: "Stop",
     takeover.NAME: "Takeover",
     takeover.CONTINUE: "Continued takeover",
+    ca_rotation.NAME: "CA rotation",
     rotate_cert.NAME: "Certificate rotation",
     revoke.NAME: "Revoke",
     download.NAME: "Download of",
@@ -48,6 +57,12 @@ _STAGE_WORDS = {
     takeover.PROBING: "Ask the nodes",
     takeover.STORING: "Store the epoch",
     takeover.CLAIMING: "Claim the nodes",
+    CA_STARTED: "Make the new CA",
+    CA_AGENTS_TRUSTING: "Nodes trust both",
+    CA_MASTER_REISSUED: "Show the new certificate",
+    CA_AGENTS_ROTATING: "Nodes get certificates",
+    CA_CLOSING: "Nodes drop the old CA",
+    CA_ROLLING_BACK: "Go back to the old CA",
     rotate_cert.REQUESTING: "Make a key on the node",
     rotate_cert.SETTLING: "Accept it",
     rotate_cert.INSTALLING: "Give the certificate",
@@ -58,6 +73,7 @@ _STAGE_WORDS = {
 _IN_ORDER = {
     takeover.NAME: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
     takeover.CONTINUE: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
+    ca_rotation.NAME: (CA_STARTED, CA_AGENTS_TRUSTING, CA_MASTER_REISSUED, CA_AGENTS_ROTATING, CA_CLOSING),
     rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
     revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
     download.NAME: (download.CHECKING, download.DOWNLOADING),
@@ -126,7 +142,7 @@ def row(operation: Operation) -> OperationRow:
         target=str(operation.input.get("spec", {}).get("repository", ""))
         or operation.model_id_text
         or operation.node_id_text
-        or (_FLEET if operation.kind == takeover.NAME else operation.target_id),
+        or (_FLEET if operation.kind in (takeover.NAME, ca_rotation.NAME) else operation.target_id),
         model_id=operation.model_id_text,
         node_id=operation.node_id_text,
         badge=badge,

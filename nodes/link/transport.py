@@ -87,7 +87,7 @@ def endpoint_at_any_time(node_id: str) -> Endpoint:
     Its context is made for this one use and never shared. Raises what `endpoint` raises.
     """
     known = endpoint(node_id)
-    context = trusting_context(store.trust().bundle)
+    context = trusting_context(store.accepted())
     context.verify_flags |= _NO_CHECK_TIME
     load_identity(context, store.client_identity(store.master()))
     pin(context, known.pins.__contains__)
