@@ -36,17 +36,14 @@ def unready_reasons() -> list[str]:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM django_migrations LIMIT 1")
     except DatabaseError as error:
-        reasons.append(f"The database does not answer: {error}".strip())
+        reasons.append(f"The database does not answer: {' '.join(str(error).split())}")
     try:
         alive = heartbeat.alive()
     except Unavailable as error:
         reasons.append(error.detail)
     else:
-        reasons.extend(
-            f"Process {name} gave no sign of life for {heartbeat.LIFE_SECONDS} seconds."
-            for name in heartbeat.PROCESSES
-            if name not in alive
-        )
+        # for how long is not known: the broker may be younger than the silence, or the process not up yet
+        reasons.extend(f"Process {name} gives no sign of life." for name in heartbeat.PROCESSES if name not in alive)
     return reasons
 
 

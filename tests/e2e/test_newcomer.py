@@ -57,6 +57,7 @@ def test_a_stopped_starter_model_stays_stopped(make_fleet):
     fleet.stop()
     fleet.start()
     fleet.wait_for_line("The starter model smollm2-135m is stopped; that is left as it is.")
+    assert not any("curl" in line for line in fleet.lines), "the line to paste would not work"
     assert not fleet.engines("smollm2-135m")
 
 

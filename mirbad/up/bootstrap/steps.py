@@ -96,7 +96,7 @@ def farewell(key: str | None, words: str | None) -> str:
     lines.append(f"  First API key      {shown_key}")
     if words is not None:
         lines.append(f"  It answered        {words[:90]}")
-    if key and settings().starter_model != "none":
+    if key and words is not None:  # it answered a moment ago, so the line works
         chat = {"model": settings().starter_model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
         read = f"$(cat {shlex.quote(str(people.key_path()))})"
         lines += ["  Try it:", "", f'curl -N {url}/v1/chat/completions -H "Authorization: Bearer {read}" \\']

@@ -1,0 +1,25 @@
+"""What keeps a master from being ready, as a person reads it."""
+
+import pytest
+from django.db import DatabaseError
+
+from mirbad import health
+from mirbad.tasking import heartbeat
+
+pytestmark = pytest.mark.app
+
+
+def test_a_silent_process_is_named_without_a_time_that_nobody_measured(db, monkeypatch):
+    signs = {name: 1.0 for name in heartbeat.PROCESSES if name != "watcher"}
+    monkeypatch.setattr(heartbeat, "alive", lambda: signs)
+    assert health.unready_reasons() == ["Process watcher gives no sign of life."]
+
+
+def test_a_database_that_is_away_is_one_line(monkeypatch):
+    class Away:
+        def cursor(self):
+            raise DatabaseError("connection failed\n\tIs the server running?")
+
+    monkeypatch.setattr(health, "connection", Away())
+    monkeypatch.setattr(heartbeat, "alive", lambda: dict.fromkeys(heartbeat.PROCESSES, 1.0))
+    assert health.unready_reasons() == ["The database does not answer: connection failed Is the server running?"]
