@@ -73,7 +73,7 @@ class Raw:
         return data
 
     def read_all(self):
-        data = b""
+        pieces = []
         while piece := self.socket.recv(65536):
-            data += piece
-        return data
+            pieces.append(piece)
+        return b"".join(pieces)
