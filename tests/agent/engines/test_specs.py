@@ -234,3 +234,27 @@ def test_what_is_not_here_says_why(root: AgentConfig) -> None:
         found = RUNTIMES[runtime].availability(wrong, Delivery.PROCESS)
         assert not found.available
         assert found.problem
+
+
+def _vllm_folder(tmp_path: Path, *names: str) -> tuple[LaunchSpec, AgentConfig]:
+    (tmp_path / "w").mkdir()
+    for name in names:
+        (tmp_path / "w" / name).write_bytes(b"x")
+    return vllm(source=SourceSpec(folder="w")), AgentConfig(models_root=tmp_path)
+
+
+def test_vllm_is_not_started_on_pickles_alone_unless_they_are_allowed(tmp_path: Path) -> None:
+    wanted, config = _vllm_folder(tmp_path, "config.json", "pytorch_model.bin")
+    with pytest.raises(AgentError) as refused:
+        RUNTIMES[Runtime.VLLM].prepare(wanted, config)
+    assert refused.value.code is AgentCode.SPEC_REJECTED
+    assert "pytorch_model.bin" in refused.value.detail
+    assert RUNTIMES[Runtime.VLLM].prepare(wanted.model_copy(update={"allow_pickle": True}), config) is not None
+
+
+@pytest.mark.parametrize("args", [("--load-format", "pt"), ("--load_format=npcache",)])
+def test_vllm_is_not_told_to_read_the_pickles_beside_safetensors(tmp_path: Path, args: tuple[str, ...]) -> None:
+    wanted, config = _vllm_folder(tmp_path, "model.safetensors", "pytorch_model.bin")
+    assert RUNTIMES[Runtime.VLLM].prepare(wanted, config) is not None
+    with pytest.raises(AgentError, match="pickles"):
+        RUNTIMES[Runtime.VLLM].prepare(wanted.model_copy(update={"args": args}), config)
