@@ -14,6 +14,7 @@ from agent.wire.downloads import DownloadSpec
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _HOPS = 8
+_READ_BYTES = 1024 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_PAUSE_SECONDS = 60.0
 
@@ -94,7 +95,11 @@ class Hub:
             )
             # No environment is trusted by the client itself: it would read passwords from ~/.netrc.
             self._session = aiohttp.ClientSession(
-                timeout=timeout, trust_env=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+                timeout=timeout,
+                trust_env=False,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_READ_BYTES,
             )
         headers = {"Accept-Encoding": "identity", "User-Agent": "mirbad-agent", **headers}
         try:
