@@ -32,6 +32,10 @@ PAGES = {
     "keys": "/keys",
     "key-new": "/keys/new",
     "operations": "/operations",
+    "downloads": "/downloads",
+    "download-new": "/downloads/new",
+    "folders": "/folders?node=atlas",
+    "catalog": "/catalog?node=atlas",
     "audit": "/audit",
 }
 SHOTS = Path(os.environ.get("MIRBAD_TEST_SHOTS") or tempfile.mkdtemp(prefix="mirbad-shots-"))

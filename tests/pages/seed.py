@@ -199,6 +199,26 @@ LAST_LINES = (
 )
 
 
+def download(node_id: str, repository: str, **columns) -> Operation:
+    """A download of one large file to a node."""
+    spec = {
+        "folder": repository.replace("/", "--"),
+        "repository": repository,
+        "commit": spki(repository)[:40],
+        "files": [{"path": "model.safetensors", "sizeBytes": 28 * GIB, "digest": f"sha256:{spki(repository)}"}],
+    }
+    now = clock.now()
+    values = {"stage": "downloading", "stage_since": now, "next_run_at": now, "actor": str(ADMIN)} | columns
+    if values.get("outcome"):
+        values["finished_at"] = now
+    row = Operation.objects.create(
+        kind="download", lane="work", target_kind="folder", target_id=spki(repository)[:40], node_id_text=node_id,
+        input={"spec": spec}, **values,
+    )  # fmt: skip
+    Operation.objects.filter(pk=row.pk).update(created_at=now - timedelta(minutes=4))
+    return row
+
+
 def fleet() -> None:
     """Two GPU machines, one of them away, a machine without a GPU, one that waits; models in every state."""
     now = clock.now()
@@ -250,6 +270,11 @@ def fleet() -> None:
     operation("phi-4", outcome="failed", error=failure)
     operation("smollm2-135m", stage="done", outcome="succeeded")
     operation("qwen3-14b", kind="stop", stage="stopping", outcome="succeeded")
+    speed = {"doneBytes": 9 * GIB, "totalBytes": 28 * GIB, "bytesPerSecond": 96 * 1024 * 1024}
+    download("atlas", "Qwen/Qwen3-14B", progress={"text": "Downloading, 2 of 9 files are verified.", **speed})
+    gated = {"code": "gated", "detail": "google/gemma-2-2b-it is gated: accept its terms on its page first."}
+    download("local", "google/gemma-2-2b-it", outcome="failed", error=gated)
+    download("atlas", "microsoft/Phi-3.5-mini-instruct", outcome="succeeded", stage="done")
     keys.create("open-webui", actor=ADMIN)
     keys.create(
         "batch of nightly summaries", actor=ADMIN, allowed_models=["qwen3-14b"], expires_at=now + timedelta(days=30)
