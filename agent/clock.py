@@ -25,3 +25,15 @@ def monotonic() -> float:
 def boot_id() -> str:
     """The id of this boot of the machine, which `monotonic` and process ids belong to."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def init_ticks() -> int | None:
+    """When the first process of this machine, or of the container that it is, began: a restart of it changes this.
+
+    None where that process cannot be seen.
+    """
+    try:
+        return int(Path("/proc/1/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None

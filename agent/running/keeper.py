@@ -169,6 +169,7 @@ class Keeper:
                     attempts=record.attempts + 1,
                     log_base=0,
                     boot_id=clock.boot_id(),
+                    init_ticks=clock.init_ticks(),
                     spawned_monotonic=clock.monotonic(),
                     started_at=clock.now_text(),
                 )

@@ -37,6 +37,7 @@ class Record(BaseModel):
     host: str = "127.0.0.1"
     port: int = 0
     boot_id: str = ""
+    init_ticks: int | None = None
     spawned_monotonic: float | None = None
     log_base: int = 0
     reason: str | None = None

@@ -11,6 +11,7 @@ from agent.running.endings import Ended
 from agent.running.keeper import Keeper
 from agent.running.record import Record
 from agent.runtimes import RUNTIMES
+from agent.wire.capability import Delivery
 from agent.wire.instances import InstanceState
 
 _log = logging.getLogger("mirbad.agent.instances")
@@ -40,11 +41,11 @@ async def take_up(keeper: Keeper) -> None:
         _log.warning("instance %s: not found yet: %s", record.instance_id, error)
         keeper.later(take_up)
         return
-    other_boot = bool(record.boot_id) and record.boot_id != clock.boot_id()
+    restarted = _restarted(record)
     if handle is not None:
         record.handle = handle
         seen = await delivery.seen(handle)
-        if not seen.running and other_boot and not record.stop_requested:
+        if not seen.running and restarted and not record.stop_requested:
             await keeper.finish(Ended("lost", _RESTARTED, seen))
             return
         _log.info("instance %s: adopted (%s)", record.instance_id, handle.container_id or handle.pid)
@@ -56,10 +57,18 @@ async def take_up(keeper: Keeper) -> None:
         record.spawning, record.launch_id = False, ""
         record.state = InstanceState.PREPARING
         keeper.begin()
-    elif other_boot:
+    elif restarted:
         await keeper.finish(Ended("lost", _RESTARTED))
     else:
         await keeper.finish(Ended("engine_exited", "The engine ended while the agent was not running."))
+
+
+def _restarted(record: Record) -> bool:
+    """Whether the machine went down since the start, or, for a process, the container in which everything here runs."""
+    if record.boot_id and record.boot_id != clock.boot_id():
+        return True
+    known = None not in (record.init_ticks, clock.init_ticks())
+    return record.spec.delivery == Delivery.PROCESS and known and record.init_ticks != clock.init_ticks()
 
 
 def _has_written(keeper: Keeper) -> bool:

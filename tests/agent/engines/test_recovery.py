@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import clock
 from agent.config import AgentConfig
 from agent.wire.instances import InstanceState
 from tests.agent.engines.conftest import Node, spec
@@ -174,3 +175,20 @@ async def test_the_log_goes_on_over_a_restart_of_the_agent(node: Node) -> None:
     assert not second.truncated
     whole = await node.instances.log("i1", 1000, 0)
     assert whole.lines[: len(first.lines)] == first.lines
+
+
+async def test_an_engine_that_went_with_its_container_is_lost_and_so_is_started_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a restarted container keeps the boot id of its machine; its first process is another
+    await node.instances.launch("i1", "op1", spec())
+    view = await node.until("i1", InstanceState.READY)
+    await node.instances.close()
+    os.kill(view.pid or 0, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    before = clock.init_ticks()
+    assert before is not None
+    monkeypatch.setattr(clock, "init_ticks", lambda: before + 100)
+    node.instances = node._new()
+    await node.instances.recover()
+    assert node.instances.view("i1").state is InstanceState.LOST
