@@ -61,6 +61,16 @@ def test_a_stopped_starter_model_stays_stopped(make_fleet):
     assert not fleet.engines("smollm2-135m")
 
 
+def test_a_starter_engine_that_died_with_everything_else_is_started_once_more(make_fleet):
+    fleet = make_fleet(starter="smollm2-135m").start()
+    (engine,) = fleet.engines("smollm2-135m")
+    fleet.kill()
+    os.kill(engine, signal.SIGKILL)
+    fleet.start()
+    fleet.wait_for_line("First token streamed")
+    assert fleet.engines("smollm2-135m") not in (set(), {engine})
+
+
 def test_a_second_make_up_on_the_same_data_is_refused_by_name_of_the_first(make_fleet):
     fleet = make_fleet().start()
     second = subprocess.run(

@@ -24,9 +24,11 @@ def main() -> int:
     import django
 
     django.setup()
+    from django.db import OperationalError
+
     from mirbad.kernel import logs
     from mirbad.kernel.conf import settings
-    from mirbad.up.bootstrap import steps
+    from mirbad.up.bootstrap import database, steps
 
     logs.configure("bootstrap", console=False)
     progress = Progress()
@@ -36,6 +38,11 @@ def main() -> int:
         progress.warn(str(error))
     except MirbadError as error:
         progress.warn(f"{error.detail} ({error.code})")
+    except OperationalError as error:
+        progress.warn(database.sentence(error))
+    except OSError as error:
+        logging.getLogger("mirbad.up").exception("the bootstrap failed")
+        progress.warn(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}")
     except Exception:
         logging.getLogger("mirbad.up").exception("the bootstrap failed")
         progress.warn(f"Mirbad has a fault: the bootstrap failed. See {settings().logs_dir / 'bootstrap.log'}")

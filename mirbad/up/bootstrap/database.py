@@ -22,7 +22,7 @@ def migrate(progress: Progress) -> int:
             progress.now(f"bringing the database up to date ({len(plan)} migrations)")
             call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as error:
-        raise CannotStart(_sentence(error)) from error
+        raise CannotStart(sentence(error)) from error
     return len(plan)
 
 
@@ -39,7 +39,8 @@ def _require_known(executor: MigrationExecutor) -> None:
         )
 
 
-def _sentence(error: OperationalError) -> str:
+def sentence(error: OperationalError) -> str:
+    """Why the database cannot be used, in its own words."""
     words = " ".join(str(error).split())
     if settings().database_url:
         return f"The database of DATABASE_URL cannot be used: {words}"

