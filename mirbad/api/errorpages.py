@@ -1,6 +1,10 @@
 """Errors that no view answers for: problem+json for programs, a page for people."""
 
+import sys
+
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 from django.views import defaults
 
 from mirbad.api import problems
@@ -39,7 +43,12 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def fault(request: HttpRequest) -> HttpResponse:
-    """500: the traceback is in the log."""
+    """500: the traceback is in the log. 503 when it is the database that could not be used."""
+    error = sys.exc_info()[1]
+    if isinstance(error, OperationalError) and (named := problems.named(error)) is not None:
+        if problems.wants_json(request):
+            return problems.response(named)
+        return HttpResponse(render_to_string("503.html", {"detail": named.detail}), status=named.http_status)
     if problems.wants_json(request):
         return problems.response(MirbadError("Something went wrong on the master. Its log says what."))
     return defaults.server_error(request)

@@ -128,10 +128,17 @@ def named(error: Exception) -> MirbadError | None:
     if isinstance(error, RequestDataTooBig):
         return PayloadTooLarge("The body is too large.")
     if isinstance(error, OperationalError):
-        return Unavailable("The database cannot be reached or is busy. Try again in a moment.")
+        return _of_database(error)
     if isinstance(error, exceptions.APIException):
         return _of_framework(error)
     return None
+
+
+def _of_database(error: OperationalError) -> Unavailable:
+    text = str(error)
+    if "disk is full" in text or "No space left" in text:
+        return Unavailable("The disk of the database is full: nothing can be written. Make room on it, then try again.")
+    return Unavailable("The database cannot be reached or is busy. Try again in a moment.")
 
 
 def _of_framework(error: exceptions.APIException) -> MirbadError:
