@@ -205,7 +205,7 @@ class Watcher:
         self._broken[node_id] = reason
         words = self._reports.take_of(node_id)
         try:
-            await client.in_thread(lambda: reports.write_loss(node_id, reason, words))
+            await client.in_writer(lambda: reports.write_loss(node_id, reason, words))
         except Exception:
             # The same edge: the next try writes it down.
             log.exception("the loss of a node could not be written down", node=node_id)
@@ -220,7 +220,7 @@ class Watcher:
         async with self._reconnects if node_id in self._broken else self._connects:
             self._heard.setdefault(node_id, clock.monotonic())
             connected = await health.aconnect(node_id)
-            await client.in_thread(lambda: reports.write_first(node_id, connected.status))
+            await client.in_writer(lambda: reports.write_first(node_id, connected.status))
         self._broken.pop(node_id, None)
         self._refused.discard(node_id)
         log.info("connected", node=node_id, agent_version=connected.info.agent_version)
@@ -234,7 +234,7 @@ class Watcher:
                 capabilities_seq = event.status.capabilities_seq
                 await self._read_again(node_id, capabilities_seq)
             elif event.instance is not None:
-                await client.in_thread(_take_instance(node_id, event))
+                await client.in_writer(_take_instance(node_id, event))
 
     async def _read_again(self, node_id: str, capabilities_seq: int) -> None:
         await health.arefresh(node_id, capabilities_seq)

@@ -180,6 +180,14 @@ async def in_thread(work: Callable[[], R]) -> R:
     return await pools.database_threads().run(work)
 
 
+async def in_writer(work: Callable[[], R]) -> R:
+    """Run work that writes beside the event loop, in one transaction with what else waits to be written.
+
+    What it wrote is undone when it raises.
+    """
+    return await pools.writer().run(work)
+
+
 def _prepare(
     node_id: str,
     method: str,
@@ -312,7 +320,7 @@ def _why(error: BaseException) -> str:
         return f"no trusted connection ({text})"
     if isinstance(inner, TimeoutError):
         return "no answer in time"
-    if isinstance(inner, aiohttp.ServerDisconnectedError):
+    if isinstance(inner, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
         return "the agent closed the connection (it may not know this master's key)"
     if isinstance(inner, OSError) and inner.errno:
         return os.strerror(inner.errno)

@@ -6,8 +6,6 @@ Every probe is a whole request: a TLS 1.3 handshake alone says nothing about our
 
 from dataclasses import dataclass
 
-from django.db import transaction
-
 from agent.wire.base import PROTOCOL_VERSIONS
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.fence import Claim, FenceView
@@ -17,7 +15,7 @@ from mirbad.kernel.ids import new_operation_id
 from nodes import fencing, reachability
 from nodes.errors import MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
 from nodes.link import pools
-from nodes.link.client import acall, in_thread
+from nodes.link.client import acall, in_thread, in_writer
 from nodes.link.transport import Endpoint, endpoint
 from nodes.models import Node
 from nodes.states import APPROVED, FENCED, INCOMPATIBLE
@@ -53,7 +51,9 @@ async def _ask(node: Node, dialled: Endpoint) -> AgentInfo:
         reason = error.detail
         await in_thread(lambda: reachability.refused(node.pk, INCOMPATIBLE, reason))
         raise
-    return await in_thread(lambda: _take_info(node, info))
+    if (problem := await in_writer(lambda: _take_info(node, info))) is not None:
+        raise NodeIncompatible(problem)
+    return info
 
 
 async def aconnect(node_id: str) -> Connected:
@@ -71,7 +71,7 @@ async def aconnect(node_id: str) -> Connected:
         node_id, "GET", "capabilities", answer=Capabilities, timeout_seconds=CAPABILITIES_SECONDS, dialled=dialled
     )
     connected = Connected(info, status, capabilities)
-    await in_thread(lambda: _take(node_id, connected))
+    await in_writer(lambda: _take(node_id, connected))
     return connected
 
 
@@ -102,10 +102,9 @@ def _dial(node_id: str) -> tuple[Node, Endpoint]:
 
 
 def _take(node_id: str, connected: Connected) -> None:
-    with transaction.atomic():
-        reachability.observe_capabilities(node_id, connected.capabilities, connected.status.capabilities_seq)
-        reachability.observe_status(node_id, connected.status)
-        reachability.accepted(node_id)
+    reachability.observe_capabilities(node_id, connected.capabilities, connected.status.capabilities_seq)
+    reachability.observe_status(node_id, connected.status)
+    reachability.accepted(node_id)
 
 
 def _claim_for(node_id: str, info: AgentInfo) -> Claim:
@@ -125,7 +124,8 @@ def _claim_for(node_id: str, info: AgentInfo) -> Claim:
         raise
 
 
-def _take_info(node: Node, info: AgentInfo) -> AgentInfo:
+def _take_info(node: Node, info: AgentInfo) -> str | None:
+    """Keep it; why the node cannot be worked with, if it cannot."""
     common = [version for version in PROTOCOL_VERSIONS if version in info.protocol_versions]
     reachability.observe_info(node.pk, info, common[-1] if common else None)
     problem = None
@@ -138,7 +138,6 @@ def _take_info(node: Node, info: AgentInfo) -> AgentInfo:
         problem = "Two machines hold this node's key, and neither is worked with. Re-pair the one that is to stay."
     if problem is not None:
         reachability.refused(node.pk, INCOMPATIBLE, problem)
-        raise NodeIncompatible(problem)
-    if node.lifecycle != APPROVED:
+    elif node.lifecycle != APPROVED:
         reachability.seen(node.pk, info)
-    return info
+    return problem

@@ -17,6 +17,7 @@ from aiohttp.resolver import ThreadedResolver
 from nodes.addresses import BadAddress, check
 from nodes.link.threads import DatabaseThreads
 from nodes.link.transport import Endpoint
+from nodes.link.writer import GroupWriter
 
 T = TypeVar("T")
 
@@ -164,6 +165,7 @@ async def _close_all() -> None:
 _lock = threading.Lock()
 _thread: LoopThread | None = None
 _database: tuple[int, DatabaseThreads] | None = None
+_writer: tuple[DatabaseThreads, GroupWriter] | None = None
 
 
 def loop_thread() -> LoopThread:
@@ -182,6 +184,16 @@ def database_threads() -> DatabaseThreads:
         if _database is None or _database[0] != os.getpid():
             _database = (os.getpid(), DatabaseThreads(_DATABASE_THREADS, "node-link-db"))
         return _database[1]
+
+
+def writer() -> GroupWriter:
+    """Writes for all event loops of this process, in one of `database_threads`."""
+    global _writer  # noqa: PLW0603 - one a process
+    threads = database_threads()
+    with _lock:
+        if _writer is None or _writer[0] is not threads:
+            _writer = (threads, GroupWriter(threads))
+        return _writer[1]
 
 
 def _end_of_process() -> None:

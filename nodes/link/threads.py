@@ -25,6 +25,10 @@ class DatabaseThreads:
         """Do `work` in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, _with_database, work)
 
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do `work` in one of the threads; nobody waits for it here."""
+        self._pool.submit(_with_database, work)
+
     def release(self) -> None:
         """Close the connections of all threads; the next work opens them again."""
         # All threads must be in it at once, else one of them could take two turns and another none.

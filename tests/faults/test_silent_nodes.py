@@ -35,7 +35,7 @@ def test_nodes_that_hang_or_are_killed_read_offline_in_time_and_online_again(tmp
             assert all(item["reasons"] for item in fleet.items() if item["state"] == "Offline")
             fleet.come_back()
             fleet.wait_for_all(15 + SLOW)
-            assert fleet.tracebacks() == 0
+            assert fleet.tracebacks() == []
             assert "database is locked" not in master.logs()
         finally:
             master.close()

@@ -68,7 +68,7 @@ def _fleet(name: str, database: str, redis: str) -> Iterator[Figure]:
 
 def _measured(name: str, fleet: SimFleet) -> Iterator[Figure]:
     master = fleet.master
-    master.web()
+    web = master.web()
     began = time.monotonic()
     watcher = fleet.watch()
     fleet.wait_for_all(600)
@@ -76,10 +76,12 @@ def _measured(name: str, fleet: SimFleet) -> Iterator[Figure]:
     yield under(f"{name}: start of the watcher to all online", ramp, 60, "s")
     yield under(f"{name}: CPU of the watcher for that", ramp_cpu / fleet.count * 1000, 50, "ms a node")
     yield from _steady(name, fleet, watcher)
+    yield _page_cost(name, master, web)
     yield from _silent(name, fleet)
     yield _queries(name, master)
     yield exactly(f"{name}: database is locked", master.logs().lower().count("database is locked"), 0)
-    yield exactly(f"{name}: tracebacks of the master", fleet.tracebacks(), 0)
+    found = [line.replace(", ", "; ") for line in fleet.tracebacks()]
+    yield Figure(f"{name}: tracebacks of the master", " ".join([str(len(found)), *sorted(set(found))]), "0", not found)
 
 
 def _steady(name: str, fleet: SimFleet, watcher: Process) -> Iterator[Figure]:
@@ -116,6 +118,14 @@ def _look(fleet: SimFleet, seen: _Seen) -> None:
         began = time.monotonic()
         fleet.master.api(f"nodes?offset={offset}")
         seen.page_ms.append((time.monotonic() - began) * 1000)
+
+
+def _page_cost(name: str, master: SimMaster, web: Process) -> Figure:
+    """What a page costs whatever else this machine is doing."""
+    pages, before = 30, web.cpu_seconds
+    for _ in range(pages):
+        master.api("nodes")
+    return under(f"{name}: CPU of the web process for /api/nodes", (web.cpu_seconds - before) / pages * 1000, 100, "ms")
 
 
 def _p95(values: list[float]) -> float:

@@ -68,11 +68,12 @@ class SimFleet:
         self._hanging.send(signal.SIGCONT)
         self.master.agents("agents-killed-again", self._killed_members)
 
-    def tracebacks(self) -> int:
-        """How many the master's own processes wrote."""
+    def tracebacks(self) -> list[str]:
+        """The last line of each that the master's own processes wrote."""
         texts = [(self.master.folder / name).read_text(errors="replace") for name in ("watcher.out", "web.out")]
         texts += [path.read_text(errors="replace") for path in (self.master.data / "logs").glob("*.log*")]
-        return sum(text.count("Traceback") for text in texts)
+        found = [part for text in texts for part in text.split("Traceback (most recent call last):")[1:]]
+        return [next((line for line in part.splitlines()[1:] if line[:1].strip()), "?")[:200] for part in found]
 
 
 @contextlib.contextmanager
