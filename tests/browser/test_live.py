@@ -63,7 +63,7 @@ def test_a_machine_joins_under_the_eyes_of_the_person_who_asked_it(open_page, si
     page.get_by_role("button", name="Reject").click()
     dialog = page.get_by_role("dialog", name="Reject?")
     expect(dialog).to_contain_text("The id can be used again")
-    dialog.get_by_role("button", name="Cancel").click()
+    dialog.get_by_role("button", name="Keep as it is").click()
     page.get_by_role("button", name="approve").click()
     expect(page.locator("#join-progress")).to_contain_text("belongs to the fleet")
     assert not _reloaded(page)

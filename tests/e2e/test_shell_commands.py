@@ -91,6 +91,8 @@ def test_an_api_key_is_made_listed_and_revoked(fleet):
     assert again.returncode == 1
     assert "No key that stands" in again.stderr
     assert "duration" in fleet.manage("api-key", "create", "x", "--expires", "soon", check=False).stderr
+    assert "later than any date" in fleet.manage("api-key", "create", "x", "--expires", "9999999d", check=False).stderr
+    assert "There is no model 'nope'" in fleet.manage("api-key", "create", "x", "--model", "nope", check=False).stderr
 
 
 def answers(fleet, key):

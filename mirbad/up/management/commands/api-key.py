@@ -37,7 +37,8 @@ class Command(BaseCommand):
         try:
             {"create": self._create, "list": self._list, "revoke": self._revoke}[verb](options)
         except MirbadError as error:
-            raise CommandError(error.detail) from error
+            reasons = " ".join(problem["message"] for problem in error.problems)
+            raise CommandError(f"{error.detail} {reasons}".strip()) from error
         except (OperationalError, ProgrammingError) as error:
             raise CommandError(f"The database cannot be used: {error}. Run make up, or set MIRBAD_DATA.") from error
 
@@ -50,7 +51,12 @@ class Command(BaseCommand):
                 raise CommandError(f"--expires: {error}") from error
             if not isinstance(life, timedelta):
                 raise CommandError("--expires: give a duration such as 12h or 90d")
-            expires = clock.now() + life
+            try:
+                expires = clock.now() + life
+            except OverflowError as error:
+                raise CommandError(
+                    "--expires: that is later than any date; leave it out for a key without end"
+                ) from error
         row, secret = keys.create(
             options["name"], actor=CONFIG, allowed_models=tuple(options["model"]), expires_at=expires
         )
