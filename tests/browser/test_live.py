@@ -167,7 +167,7 @@ def test_a_model_is_defined_with_the_folders_that_the_node_reported(open_page):
     page.get_by_label("Runtime").select_option("vllm")
     page.get_by_label("Delivery").select_option("process")
     page.get_by_role("button", name="Define model").click()
-    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="Not saved")).to_be_visible()
     expect(page.get_by_label("GGUF file")).to_have_value("smollm2-135m-instruct-q8_0.gguf")
     page.get_by_label("Runtime").select_option("llama.cpp")
     page.get_by_role("button", name="Define model").click()
