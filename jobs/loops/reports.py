@@ -58,15 +58,19 @@ class Reports:
         self._words.clear()
 
 
+def chunks(words: Mapping[str, Word]) -> list[dict[str, Word]]:
+    """`words` in parts that are written one after another, so that others get their turn to write."""
+    ids = sorted(words)
+    return [{pk: words[pk] for pk in ids[start : start + AT_ONCE]} for start in range(0, len(ids), AT_ONCE)]
+
+
 def write(words: Mapping[str, Word]) -> frozenset[str]:
     """Write down what was heard. Returns the nodes whose lines must be made anew: they do not read Online.
 
     That is so for a node that another part found incompatible or obeying another master.
     """
     broken: set[str] = set()
-    ids = sorted(words)
-    for start in range(0, len(ids), AT_ONCE):
-        chunk = {node_id: words[node_id] for node_id in ids[start : start + AT_ONCE]}
+    for chunk in chunks(words):
         try:
             broken.update(write_strictly(chunk))
         except (DataError, IntegrityError, ArithmeticError, ValueError, TypeError):

@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 import structlog
 
@@ -164,7 +165,9 @@ class Watcher:
         if not words:
             return
         try:
-            self._refused.update(await client.in_thread(lambda: reports.write(words)))
+            # By the writer, as all else that locks nodes here: two that lock several could wait for each other.
+            for chunk in reports.chunks(words):
+                self._refused.update(await client.in_writer(partial(reports.write, chunk)))
         except BaseException:
             self._reports.give_back(words)
             raise

@@ -15,8 +15,12 @@ from tests.figures import (
     killed,
     suite,
     trust_ca_rotation,
+    trust_enroll,
     trust_fencing,
+    trust_fleet,
+    trust_fuzz,
     trust_life,
+    trust_swaps,
 )
 from tests.figures.figure import Figure
 
@@ -31,10 +35,18 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "trust-ca-rotation": trust_ca_rotation.measure,
     "trust-fencing": trust_fencing.measure,
     "trust-life": trust_life.measure,
+    "trust-enroll": trust_enroll.measure,
+    "trust-swaps": trust_swaps.measure,
+    "trust-fuzz": trust_fuzz.measure,
+    "trust-fleet": trust_fleet.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
 _PLACEMENT = tuple(name for name in SCRIPTS if name.startswith("placement-"))
-GROUPS = {"main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, "gateway")), "trust": _TRUST, "gpus-placement": _PLACEMENT}
+GROUPS = {
+    "main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, "gateway")),
+    "trust": _TRUST,
+    "gpus-placement": _PLACEMENT,
+}
 
 
 def main(wanted: list[str]) -> int:
