@@ -44,7 +44,6 @@ def build() -> Table:
         "id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed"
     ):
         routes.setdefault(placement.model_id, []).append(_route(placement))
-    placed = {route.node_id for found in routes.values() for route in found}
     models: dict[str, Model] = {}
     for definition in ModelDefinition.objects.only(
         "id",
@@ -64,7 +63,7 @@ def build() -> Table:
         keys=_keys(),
         models=models,
         nodes={node_id: _NODE_STATES.get(seen, NodeState.OFFLINE) for node_id, seen in nodes.items()},
-        endpoints={node_id: end for node_id, end in transport.endpoints(placed).items() if node_id in nodes},
+        endpoints={node_id: end for node_id, end in transport.endpoints().items() if node_id in nodes},
         closed=pause.closed,
         paused=pause.models,
     )
