@@ -13,6 +13,9 @@ from pathlib import Path
 
 from mirbad.up.errors import CannotStart
 
+_OWN_PARTS = frozenset(
+    {"agent", "audit", "logs", "lost+found", "pki", "recovery", "run", "secrets", "static", "takeover"}
+)
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path, the ending zero not counted."""
 
@@ -68,10 +71,11 @@ def prepare(data: Path) -> None:
 
 def _refuse_foreign(data: Path) -> None:
     """A folder that holds something else is left as it is: closing it to others could stop a whole machine."""
-    names = {entry.name for entry in data.iterdir()} - {"lost+found"}
-    if names and "secrets" not in names:
+    names = {entry.name for entry in data.iterdir()}
+    others = sorted(names - _OWN_PARTS)
+    if others and "secrets" not in names:
         raise CannotStart(
-            f"The data folder {data} holds other things ({', '.join(sorted(names)[:3])}, …). "
+            f"The data folder {data} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}). "
             "Set MIRBAD_DATA to a new or empty folder, or to one that Mirbad made."
         )
 

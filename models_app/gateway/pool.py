@@ -18,7 +18,22 @@ WARM_CONNECTIONS = 4
 IDLE_SECONDS = 300.0
 """Below the keep-alive time of the agent, so that it is mostly this side that lets go."""
 MAX_IDLE = 256
+SILENCE_SECONDS = 15
+"""A node that has not acknowledged anything for so long is away, as it is for the watcher."""
 _WARM_RETRY_SECONDS = 5.0
+
+
+def _notice_silence(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel end a connection whose other side no longer acknowledges: a pulled cable sends no word.
+
+    What was sent must be acknowledged within SILENCE_SECONDS; while only an answer is awaited, probes ask as long.
+    """
+    connected = transport.get_extra_info("socket")
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS // 3)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_SECONDS // 3)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
 class NodePool:
@@ -80,7 +95,7 @@ class NodePool:
             try:
                 # At every connection: a name may point elsewhere than when the node was approved.
                 check(str(address[0]), peer.port, loopback_allowed=peer.loopback_allowed)
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: Connection(loop),
                     str(address[0]),
                     peer.port,
@@ -90,6 +105,7 @@ class NodePool:
             except (OSError, ssl.SSLError, BadAddress) as error:
                 failed = error
             else:
+                _notice_silence(transport)
                 return connection
         raise ConnectFailed(str(failed) or type(failed).__name__)
 

@@ -11,15 +11,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.container, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def two(docker_bench, tmp_path_factory):
     with ContainerFleet(tmp_path_factory.mktemp("containers"), docker_bench) as made:
+        for model, node in (("here", "local"), ("there", "pc-2")):
+            made.define(model, node)
+            made.fleet.api("POST", f"models/{model}/start")
+        for model in ("here", "there"):
+            assert made.fleet.wait_for_answer(model, 90)
         yield made
 
 
 def test_a_container_by_digest_streams_an_answer_on_each_of_two_nodes(two):
-    for model, node in (("here", "local"), ("there", "pc-2")):
-        two.define(model, node)
-        two.fleet.api("POST", f"models/{model}/start")
     for model in ("here", "there"):
-        assert two.fleet.wait_for_answer(model, 90)
+        assert two.fleet.chat(model)
     labels = {row.labels["mirbad.model"]: row.labels for row in two.bench.client.containers.list()}
     assert {model: row["mirbad.node"] for model, row in labels.items()} == {"here": "local", "there": "pc-2"}
     assert len({row["mirbad.fleet"] for row in labels.values()}) == 1
@@ -49,3 +51,5 @@ def test_stopping_one_leaves_the_other(two):
     two.fleet.api("POST", "models/here/stop")
     wait_until(lambda: "here" not in two.containers(), seconds=60, what="the container to end")
     assert two.fleet.chat("there")
+    two.fleet.api("POST", "models/here/start")
+    assert two.fleet.wait_for_answer("here", 90)

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -44,43 +45,56 @@ def wheels(tmp_path_factory):
     return folder
 
 
-def test_the_command_that_add_node_shows_makes_a_second_machine_serve(fleet, host, wheels):
+@dataclass(frozen=True)
+class Pasted:
+    """What the command of "Add node" was, and what it led to on the second machine."""
+
+    token: str
+    command: str
+    said: str
+    fingerprint: str
+    state_before_approval: str
+
+
+@pytest.fixture(scope="module")
+def pasted(fleet, host, wheels):
+    """The second machine as the shown command made it: joined, approved, and serving the model `far`."""
     made = fleet.api("POST", "nodes/join-tokens", {"nodeId": "pc-1", "displayName": "The PC"}, expect=201)
     command = made["commands"]["linux"]
-    assert made["token"] not in command
-    assert f"http://127.0.0.1:{fleet.ports['MIRBAD_PORT']}/agent/bundles/" in command
-    # a browser on the LAN asks by the master's address, which is in MIRBAD_HOSTS
-    command = command.replace("127.0.0.1", host.master_address)
     if host.run("command -v sudo").returncode:
         host.run("printf '#!/bin/sh\\nshift; exec \"$@\"\\n' > /usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo")
     done = host.run(
-        f"bash -c {shlex.quote(command)}",
+        # a browser on the LAN asks by the master's address, which is in MIRBAD_HOSTS
+        f"bash -c {shlex.quote(command.replace('127.0.0.1', host.master_address))}",
         MIRBAD_JOIN_TOKEN=made["token"],
         PIP_NO_INDEX="1",
         PIP_FIND_LINKS=str(wheels),
         PIP_CONFIG_FILE="/dev/null",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
     fingerprint = re.search(r"Key fingerprint \(SPKI SHA-256\): ([0-9a-f ]+)", done.stdout)[1].replace(" ", "")
-    assert made["token"] not in done.stdout + done.stderr
-    start = re.search(r"^ +(runuser .+)$", done.stdout, re.MULTILINE)[1]
-    host.spawn(start)
-
-    waiting = fleet.api("GET", "nodes/pc-1")
-    assert waiting["state"] == "PendingApproval"
+    host.spawn(re.search(r"^ +(runuser .+)$", done.stdout, re.MULTILINE)[1])
+    before = fleet.api("GET", "nodes/pc-1")["state"]
     fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": "0" * 64}, expect=409)
     fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": fingerprint})
     wait_until(lambda: fleet.api("GET", "nodes/pc-1")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-1")
-
     fleet.define_sim("far", "pc-1")
     fleet.api("POST", "models/far/start")
     assert fleet.wait_for_answer("far")
+    return Pasted(made["token"], command, said, fingerprint, before)
+
+
+def test_the_command_that_add_node_shows_makes_a_second_machine_serve(fleet, host, pasted):
+    assert f"http://127.0.0.1:{fleet.ports['MIRBAD_PORT']}/agent/bundles/" in pasted.command
+    assert pasted.token not in pasted.command + pasted.said
+    assert pasted.state_before_approval == "PendingApproval"
     engines = fleet.engines("far")
+    assert engines
     assert engines <= host.pids(), "the engine runs on the second machine"
 
 
-def test_the_token_is_used_up(fleet, host):
-    # the first machine's command, pasted on a third one
+def test_the_token_is_used_up(fleet, pasted):
     code = (
         "import json; from nodes.models import JoinToken;"
         "print(json.dumps([bool(t.used_at) for t in JoinToken.objects.filter(node_id_text='pc-1')]))"
@@ -90,7 +104,7 @@ def test_the_token_is_used_up(fleet, host):
     assert made["code"] == "invalid_state"
 
 
-def test_an_agent_that_restarts_finds_its_engine_again(fleet, host):
+def test_an_agent_that_restarts_finds_its_engine_again(fleet, host, pasted):
     (engine,) = fleet.engines("far")
     (agent,) = [
         pid for pid in host.pids() if b"mirbad-agent\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -102,12 +116,21 @@ def test_an_agent_that_restarts_finds_its_engine_again(fleet, host):
     assert fleet.engines("far") == {engine}
 
 
-def test_a_pulled_cable_is_an_offline_node_and_ends_as_it_began(fleet, host):
+def test_a_pulled_cable_is_an_offline_node_and_ends_as_it_began(fleet, host, pasted):
     (engine,) = fleet.engines("far")
     host.pull_cable()
     try:
+        asked = time.monotonic()
+        status, _, body = fleet.request(
+            "POST",
+            "/v1/chat/completions",
+            {"model": "far", "messages": [{"role": "user", "content": "Hi"}]},
+            headers={"Authorization": f"Bearer {fleet.key}"},
+            seconds=60,
+        )
+        assert status in {502, 503}, body
+        assert time.monotonic() - asked < 45, "whoever asked just before is told, too"
         wait_until(lambda: fleet.api("GET", "nodes/pc-1")["state"] == "Offline", seconds=60, what="pc-1 to be offline")
-        time.sleep(2)  # what was asked in the second before may still wait for its first byte
         status, headers, body = fleet.request(
             "POST",
             "/v1/chat/completions",
@@ -123,7 +146,7 @@ def test_a_pulled_cable_is_an_offline_node_and_ends_as_it_began(fleet, host):
     assert fleet.engines("far") == {engine}
 
 
-def test_the_installed_files_are_owned_and_closed_as_the_unit_expects(host):
+def test_the_installed_files_are_owned_and_closed_as_the_unit_expects(host, pasted):
     seen = host.run(
         "stat -c '%U %a %n' /etc/mirbad-agent/agent.json /var/lib/mirbad-agent /srv/mirbad/models;"
         "find /var/lib/mirbad-agent -name key.pem -exec stat -c '%U %a' {} +;"
