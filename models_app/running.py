@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Q
@@ -80,10 +81,14 @@ def observe_many(statuses: Mapping[str, NodeStatus]) -> int:
 
 
 def observe_instance(node_id: str, boot_id: str, seq: int, view: InstanceView) -> int:
-    """Write what one event says of one placement; 1 when that changed something."""
+    """Write what one event says of one placement; 1 when that changed something, 0 for an engine that is not ours."""
+    try:
+        placement_id = UUID(view.instance_id)
+    except ValueError:
+        return 0
     with transaction.atomic():
-        placements = Placement.objects.select_for_update().filter(node_id_text=node_id, pk=view.instance_id)
-        return _write(placements, {view.instance_id: view}, _Moment(boot_id, seq))
+        placements = Placement.objects.select_for_update().filter(node_id_text=node_id, pk=placement_id)
+        return _write(placements, {str(placement_id): view}, _Moment(boot_id, seq))
 
 
 def mark_unreachable(node_id: str) -> int:

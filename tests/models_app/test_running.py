@@ -167,3 +167,10 @@ def test_the_number_of_statements_does_not_grow_with_unchanged_placements(django
     running.observe("pc-1", status(1, *(view(p) for p in placements)))
     with django_assert_num_queries(4):  # savepoint, read, stamp, release
         running.observe("pc-1", status(2, *(view(p) for p in placements)))
+
+
+def test_an_event_of_an_engine_that_is_not_the_masters_changes_nothing(placement) -> None:
+    stranger = view(placement).model_copy(update={"instance_id": "left-over-of-another-master"})
+    assert running.observe_instance("pc-1", "boot-1", 3, stranger) == 0
+    placement.refresh_from_db()
+    assert placement.observed_seq == -1

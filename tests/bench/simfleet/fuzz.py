@@ -9,6 +9,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable
+from copy import deepcopy as copy_of
 from typing import Any
 
 import django
@@ -107,13 +108,13 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 def twisted(value: Any, rng: random.Random) -> Any:
     """`value` with one or two of its leaves or branches replaced."""
-    copy = json.loads(json.dumps(value))
+    copy = copy_of(value)
     for _ in range(rng.randrange(1, 3)):
         at = copy
         while isinstance(at, dict | list) and at:
             key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
             if not isinstance(at[key], dict | list) or not at[key] or rng.random() < 0.2:
-                at[key] = rng.choice(_HOSTILE)
+                at[key] = copy_of(rng.choice(_HOSTILE))
                 break
             at = at[key]
     return copy
