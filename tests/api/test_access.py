@@ -47,6 +47,14 @@ ROUTES = [
     ("GET", "/api/operations", "viewer"),
     ("GET", "/api/operations/{operation}", "viewer"),
     ("DELETE", "/api/operations/op-none", "operator"),
+    ("GET", "/api/downloads", "viewer"),
+    ("POST", "/api/downloads", "operator"),
+    ("POST", "/api/downloads/inspect", "operator"),
+    ("DELETE", "/api/downloads/op-none", "operator"),
+    ("GET", "/api/model-folders", "viewer"),
+    ("DELETE", "/api/model-folders/none", "operator"),
+    ("GET", "/api/model-folders/none/gguf", "viewer"),
+    ("GET", "/api/catalog", "viewer"),
     ("GET", "/api/keys", "viewer"),
     ("POST", "/api/keys", "operator"),
     ("GET", "/api/keys/{key}", "viewer"),
@@ -60,6 +68,9 @@ ROUTES = [
     ("GET", "/metrics", "viewer"),
 ]
 RANK = {"stranger": 0, "viewer": 1, "operator": 2, "owner": 3}
+AWAY = {"node_offline"}
+"""What a permitted call may meet when it asks a node: the one of these tests is nowhere."""
+
 REFUSED = {"forbidden", "unauthenticated", "csrf_failed"}
 
 
@@ -78,7 +89,7 @@ def test_a_route_opens_to_its_role_and_to_no_lower_one(method, path, role, peopl
         response = call(people[name].client, method, path)
         if RANK[name] >= RANK[role]:
             assert code_of(response) not in REFUSED, (name, response.content)
-            assert response.status_code < 500, (name, response.content)
+            assert response.status_code < 500 or code_of(response) in AWAY, (name, response.content)
         else:
             assert (response.status_code, code_of(response)) == (403, "forbidden"), name
     response = call(anybody, method, path)
