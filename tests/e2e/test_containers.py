@@ -19,6 +19,16 @@ def two(docker_bench, tmp_path_factory):
         yield made
 
 
+def ended(two, operation):
+    """The operation once it is over."""
+
+    def over():
+        row = two.fleet.api("GET", f"operations/{operation['id']}")
+        return row if row["outcome"] != "open" else None
+
+    return wait_until(over, seconds=60, what="the operation to end")
+
+
 def test_a_container_by_digest_streams_an_answer_on_each_of_two_nodes(two):
     for model in ("here", "there"):
         assert two.fleet.chat(model)
@@ -37,19 +47,14 @@ def test_an_agent_that_was_killed_adopts_its_own_container_and_leaves_the_others
 
 def test_an_image_by_tag_alone_is_refused_on_a_node_that_does_not_allow_it(two):
     two.define("by-tag", "pc-2", digest=False)
-    asked = two.fleet.api("POST", "models/by-tag/start")
-    done = wait_until(
-        lambda: (row := two.fleet.api("GET", f"operations/{asked['id']}"))["outcome"] != "open" and row,
-        seconds=60,
-        what="the refusal",
-    )
+    done = ended(two, two.fleet.api("POST", "models/by-tag/start"))
     assert done["outcome"] == "failed"
     assert "digest" in done["error"]["detail"]
 
 
 def test_stopping_one_leaves_the_other(two):
-    two.fleet.api("POST", "models/here/stop")
-    wait_until(lambda: "here" not in two.containers(), seconds=60, what="the container to end")
+    assert ended(two, two.fleet.api("POST", "models/here/stop"))["outcome"] == "succeeded"
+    assert "here" not in two.containers()
     assert two.fleet.chat("there")
     two.fleet.api("POST", "models/here/start")
     assert two.fleet.wait_for_answer("here", 90)
