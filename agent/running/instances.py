@@ -78,7 +78,8 @@ class Instances:
             keeper = self._keeper(record)
             self._keepers[record.instance_id] = keeper
             await recovery.take_up(keeper)
-        await self._take_up_strays()
+        if not self._yard.records.is_copy:
+            await self._take_up_strays()
 
     async def _take_up_strays(self) -> None:
         """Engines of this node whose records were lost."""

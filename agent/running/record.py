@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent import clock
 from agent.deliveries.base import Handle
+from agent.running import home
 from agent.state import ensure_private_dir, read_json, write_json
 from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec, PullProgress
 
@@ -91,6 +92,8 @@ class Records:
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir / "instances"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
+        self.is_copy = False
+        """Whether the folder is a copy of another agent's, known once it was loaded."""
 
     def log_path(self, instance_id: str) -> Path:
         """Where the engine of an instance writes."""
@@ -123,6 +126,7 @@ class Records:
 
     def _load(self) -> list[Record]:
         ensure_private_dir(self.folder)
+        self.is_copy = home.look(self.folder)
         records = []
         for path in sorted(self.folder.glob("*.json")):
             try:

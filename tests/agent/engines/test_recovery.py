@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agent import clock
@@ -192,3 +194,34 @@ async def test_an_engine_that_went_with_its_container_is_lost_and_so_is_started_
     node.instances = node._new()
     await node.instances.recover()
     assert node.instances.view("i1").state is InstanceState.LOST
+
+
+async def test_a_copied_state_folder_leaves_the_engines_to_the_original(
+    config: AgentConfig, make_node: MakeNode, tmp_path: Path
+) -> None:
+    node = make_node(config)
+    await node.instances.recover()
+    await node.instances.launch("i1", "op1", spec())
+    view = await node.until("i1", InstanceState.READY)
+    copied = config.model_copy(update={"state_dir": tmp_path / "copy"})
+    shutil.copytree(config.state_dir, copied.state_dir)
+    for _ in range(2):
+        copy = make_node(copied)
+        await copy.instances.recover()
+        assert copy.instances.views() == ()
+        assert await copy.instances.stop_everything(0.1) == ()
+    assert psutil.pid_exists(view.pid or 0)
+    assert node.instances.view("i1").state is InstanceState.READY
+
+
+async def test_a_moved_state_folder_keeps_its_engines(config: AgentConfig, make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node(config)
+    await node.instances.recover()
+    await node.instances.launch("i1", "op1", spec())
+    view = await node.until("i1", InstanceState.READY)
+    await node.instances.close()
+    moved = config.model_copy(update={"state_dir": tmp_path / "moved"})
+    config.state_dir.rename(moved.state_dir)
+    after = make_node(moved)
+    await after.instances.recover()
+    assert (await after.until("i1", InstanceState.READY)).pid == view.pid
