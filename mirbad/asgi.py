@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.core.asgi import get_asgi_application
 
-from mirbad.kernel import logs
+from mirbad.kernel import files, logs
 from mirbad.tasking import heartbeat
 
 if TYPE_CHECKING:
@@ -65,4 +65,5 @@ class Application:
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
 logs.configure("web")
+files.allow_many()
 application = Application()

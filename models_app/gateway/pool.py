@@ -177,13 +177,14 @@ class Pools:
         return pool
 
     def sync(self, table: Table) -> None:
-        """Follow the table: close what is no longer trusted, move with addresses, keep serving nodes warm."""
+        """Follow the table: close what is no longer trusted, move with addresses, keep nodes that serve models warm."""
+        routed = {route.node_id for model in table.models.values() for route in model.routes}
         for node_id in [node_id for node_id in self._pools if node_id not in table.endpoints]:
             self._pools.pop(node_id).retire(cut=True)
             self._cut_leaving(node_id)
         self._leaving = [pool for pool in self._leaving if pool.open_count]
         for node_id, peer in table.endpoints.items():
-            if table.nodes.get(node_id) is NodeState.SERVING:
+            if node_id in routed and table.nodes.get(node_id) is NodeState.SERVING:
                 self.of(peer).tend()
             elif node_id in self._pools:
                 self.of(peer)

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from jobs.loops.watch import Watcher
-from mirbad.kernel import logs
+from mirbad.kernel import files, logs
 from mirbad.tasking import heartbeat
 
 
@@ -33,4 +33,5 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until SIGINT or SIGTERM."""
         logs.configure("watcher")
+        files.allow_many()
         asyncio.run(_watch())
