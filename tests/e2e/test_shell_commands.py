@@ -75,10 +75,16 @@ def test_a_lost_password_is_made_anew_and_the_old_one_ends(fleet):
     assert log_in(fleet, new) == http.client.FOUND
 
 
-def test_an_api_key_is_made_listed_and_revoked(fleet):
+@pytest.fixture(scope="module")
+def serving(fleet):
+    """A model that answers."""
     fleet.define_sim("keyed")
     fleet.api("POST", "models/keyed/start")
-    fleet.wait_for_answer("keyed")
+    assert fleet.wait_for_answer("keyed")
+    return "keyed"
+
+
+def test_an_api_key_is_made_listed_and_revoked(fleet, serving):
     secret = fleet.manage("api-key", "create", "laptop", "--expires", "2h").stdout.strip()
     assert secret.startswith("ssk_")
     wait_until(lambda: fleet.wait_for_answer("keyed") and answers(fleet, secret), seconds=10, what="the key to work")
@@ -100,7 +106,7 @@ def answers(fleet, key):
     return fleet.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0] == http.client.OK
 
 
-def test_a_snapshot_of_a_running_master_starts_elsewhere_as_another_master(fleet, make_fleet, tmp_path):
+def test_a_snapshot_of_a_running_master_starts_elsewhere_as_another_master(fleet, make_fleet, tmp_path, serving):
     target = tmp_path / "copy"
     done = fleet.manage("snapshot", str(target))
     assert str(target) in done.stdout

@@ -29,7 +29,7 @@ def measure() -> Iterator[Figure]:
         environ = {**os.environ, "MIRBAD_TEST_FENCING_RUNS": str(GAMES), "MIRBAD_TEST_FENCING_REPORT": str(path)}
         command = [sys.executable, "-m", "pytest", "-q", "tests/trust/test_fencing_model.py"]
         began = time.monotonic()
-        subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False, timeout=1500)
+        subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False, timeout=2400)
         took = time.monotonic() - began
         told = dict(json.loads(line) for line in path.read_text().splitlines()) if path.exists() else {}
     played = told.get("games", "0 x 0")

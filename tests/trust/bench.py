@@ -23,8 +23,10 @@ from unittest import mock
 
 from aiohttp import StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
-from aiohttp.test_utils import make_mocked_request
+from aiohttp.http import HttpVersion11, RawRequestMessage
 from django.db import connections
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from agent.fence import Fence
 from agent.identity import Identity
@@ -82,6 +84,17 @@ class _Door:
         return True
 
 
+class _Protocol:
+    transport = None
+    ssl_context = None
+    peername = None
+    sockname = None
+
+
+def _no_task() -> Any:
+    return asyncio.current_task()
+
+
 class _Rotation:
     next_spki = ""
 
@@ -124,6 +137,8 @@ class Machine:
     def __init__(self, folder: Path, node_id: str, uid: str) -> None:
         self.node_id, self.uid, self.folder, self.boots = node_id, uid, folder, 0
         folder.mkdir()
+        # Engines live on when their agent dies.
+        self.engines = RememberedEngines(lambda _: None)
         self.boot()
 
     def boot(self) -> None:
@@ -132,7 +147,7 @@ class Machine:
         self.fence = Fence(self.folder, self.uid)
         journal = Journal(self.folder)
         journal.open()
-        engines = RememberedEngines(lambda _: None)
+        engines = self.engines
         app = web.Application(middlewares=[guard])
         identity = dataclasses.replace(_identity(), node_id=self.node_id, node_uid=self.uid)
 
@@ -160,11 +175,18 @@ class Machine:
         payload = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
         payload.feed_data(call.body or b"")
         payload.feed_eof()
-        request = make_mocked_request(
-            call.method, f"{API_PREFIX}/{call.path}", headers=call.headers, payload=payload, app=self.app
-        )
+        headers = CIMultiDict(call.headers)
+        raw = tuple((name.encode(), text.encode()) for name, text in headers.items())
+        url = URL(f"http://agent{API_PREFIX}/{call.path}")
+        message = RawRequestMessage(
+            call.method, url.raw_path, HttpVersion11, CIMultiDictProxy(headers), raw,
+            should_close=False, compression=None, upgrade=False, chunked=False, url=url,
+        )  # fmt: skip
         # What the guard reads to see whether an answer has begun.
-        request._payload_writer.output_size = 0
+        writer = SimpleNamespace(output_size=0)
+        request = web.Request(
+            message, payload, _Protocol(), writer, _no_task(), asyncio.get_running_loop(), client_max_size=2**20
+        )  # type: ignore[arg-type]
         response = await self.app._handle(request)
         return client._Answer(response.status, bytes(response.body or b""))
 
@@ -354,6 +376,7 @@ def playing() -> Iterator[Callable[[], Bench]]:
         mock.patch.object(pools, "loop_thread", return_value=_Loop(loop)),
         mock.patch.object(client, "in_thread", _inline),
         mock.patch.object(health, "in_thread", _inline),
+        mock.patch.object(health, "in_writer", _inline),
         mock.patch.object(client, "_send", lambda prepared: bench().send(prepared)),
         mock.patch.object(reachability.conditions, "replace"),
         mock.patch.object(clock, "now", now),

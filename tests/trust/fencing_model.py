@@ -56,6 +56,7 @@ class Fencing(RuleBasedStateMachine):
         name = self.bench.first()
         for node_id in NODES:
             health.connect(node_id)
+            client.call(node_id, "PUT", "instances/x", SPEC, answer=InstanceView, operation_id=new_operation_id())
         return name
 
     @rule(target=backups, master=masters)
@@ -197,6 +198,17 @@ class Fencing(RuleBasedStateMachine):
             if operation.finished_at:
                 break
         require(bool(operation.finished_at), f"the takeover of {master} does not end: {operation.stage}")
+
+    @rule(one=masters, other=masters, side=st.sets(NODE, min_size=1, max_size=2))
+    def split(self, one: str, other: str, side: set[str]) -> None:
+        """The network parts, and a master takes over on either side; it heals, and each gives orders to all."""
+        for master, cut in ((one, side), (other, set(NODES) - side)):
+            self.bench.masters[master].cut = cut
+            self.take_over(master)
+            self.bench.masters[master].cut = set()
+        for master in (one, other):
+            for node_id in NODES:
+                self.command(master, node_id, False)
 
     @rule(master=masters, node_id=NODE)
     def carry_on(self, master: str, node_id: str) -> None:
