@@ -19,11 +19,7 @@ READS = {"GET", "HEAD"}
 
 
 def test_every_route_that_changes_something_is_fenced_and_journaled() -> None:
-    unfenced = [
-        (method, path)
-        for method, path, handler in ROUTES
-        if method not in READS and not is_fenced(handler)
-    ]
+    unfenced = [(method, path) for method, path, handler in ROUTES if method not in READS and not is_fenced(handler)]
     assert unfenced == []
 
 
