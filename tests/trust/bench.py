@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,9 +32,8 @@ from agent.fence import Fence
 from agent.identity import Identity
 from agent.operations import Journal
 from agent.server import app as agent_app
-from agent.server import keys
 from agent.server.guard import guard
-from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER
+from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
 from agent.server.status import Probes, Reporter
 from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER
 from agent.wire.fence import Claim
@@ -158,8 +157,7 @@ class Machine:
         app[DOOR] = _Door(identity)  # type: ignore[misc]
         app[FENCE], app[JOURNAL], app[INSTANCES], app[HUB] = self.fence, journal, engines, _Hub(self)  # type: ignore[misc]
         app[REPORTER] = Reporter(probes, engines, self.fence, _Sequence())  # type: ignore[arg-type]
-        if hasattr(keys, "ROTATION"):
-            app[keys.ROTATION] = _Rotation()
+        app[ROTATION] = _Rotation()  # type: ignore[misc]
         for method, path, handler in agent_app.ROUTES:
             app.router.add_route(method, f"{API_PREFIX}{path}", handler)
         app.freeze()
@@ -374,18 +372,15 @@ def playing() -> Iterator[Callable[[], Bench]]:
         # One connection, inside an event loop and outside: the test's own transaction.
         mock.patch.object(connections, "_connections", SimpleNamespace(default=connections["default"])),
         mock.patch.object(pools, "loop_thread", return_value=_Loop(loop)),
-        mock.patch.object(client, "in_thread", _inline),
-        mock.patch.object(health, "in_thread", _inline),
+        mock.patch.multiple(client, in_thread=_inline, in_writer=_inline),
+        mock.patch.multiple(health, in_thread=_inline, in_writer=_inline),
         mock.patch.object(health, "in_writer", _inline),
+        mock.patch.object(client, "endpoint", lambda node_id: bench().endpoint(node_id)),
+        mock.patch.object(health, "endpoint", lambda node_id: bench().endpoint(node_id)),
         mock.patch.object(client, "_send", lambda prepared: bench().send(prepared)),
         mock.patch.object(reachability.conditions, "replace"),
         mock.patch.object(clock, "now", now),
-        ExitStack() as dialled,
     ):
-        for module in (client, health):
-            # Whoever dials by name.
-            if hasattr(module, "endpoint"):
-                dialled.enter_context(mock.patch.object(module, "endpoint", lambda node_id: bench().endpoint(node_id)))
         try:
             yield make
         finally:
