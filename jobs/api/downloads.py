@@ -117,6 +117,8 @@ def _told(shown: downloads.Shown) -> dict[str, Any]:
 class Downloads(Accepting):
     """Sets of files on their way to a node."""
 
+    asks_nodes = True
+
     read_role = VIEWER
     required_role = OPERATOR
     audited = {"POST": "download"}
@@ -150,6 +152,8 @@ class Downloads(Accepting):
 
 class Inspection(Accepting):
     """What a repository holds, before anything is chosen."""
+
+    asks_nodes = True
 
     required_role = OPERATOR
     audited = {"POST": "download"}
@@ -189,6 +193,8 @@ class Inspection(Accepting):
 
 class Download(Accepting):
     """One download."""
+
+    asks_nodes = True
 
     required_role = OPERATOR
     audited = {"DELETE": "download"}

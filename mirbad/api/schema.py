@@ -31,6 +31,9 @@ class ProblemSchema(AutoSchema):
         codes = ["400", "401", "403", "404", "406", "500", "503"]
         if self.method not in _SAFE:
             codes += ["409", "413", "415", "422", "429", "502", "504"]
+        elif getattr(self.view, "asks_nodes", False):
+            # it is read from the node now, which may wait for approval or refuse
+            codes += ["409", "422", "502"]
         for code in codes:
             if code not in bodies:
                 bodies[code] = self._get_response_for_code(  # type: ignore[no-untyped-call]

@@ -102,6 +102,8 @@ class CatalogSerializer(CamelSerializer):
 class Folders(AdminView):
     """Model folders of a node."""
 
+    asks_nodes = True
+
     read_role = VIEWER
     required_role = OPERATOR
 
@@ -124,6 +126,8 @@ class Folders(AdminView):
 class Folder(AdminView):
     """One model folder of a node."""
 
+    asks_nodes = True
+
     read_role = VIEWER
     required_role = OPERATOR
     audited = {"DELETE": "folder.delete"}
@@ -145,6 +149,8 @@ class Folder(AdminView):
 class Gguf(AdminView):
     """The GGUF models of a folder."""
 
+    asks_nodes = True
+
     read_role = VIEWER
     required_role = OPERATOR
 
@@ -156,6 +162,8 @@ class Gguf(AdminView):
 
 class Catalog(AdminView):
     """Known models."""
+
+    asks_nodes = True
 
     read_role = VIEWER
     required_role = OPERATOR
