@@ -2,9 +2,12 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import django
+import pytest
+from pytest_django import DjangoDbBlocker
 
 _DATA = Path(tempfile.mkdtemp(prefix="mirbad-test-"))
 (_DATA / "static").mkdir()
@@ -27,3 +30,17 @@ if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = str(_DATA / "test.sqlite3")
 
 pytest_plugins = ["tests.people", "tests.bench.fixtures"]
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """End what a thread of the link still holds open: PostgreSQL drops no database that somebody uses."""
+    yield
+    from django.db import connection
+
+    if connection.vendor == "postgresql":
+        with django_db_blocker.unblock(), connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
