@@ -12,7 +12,7 @@ class GpuSummary(WireModel):
 
     uuid: str = Field(max_length=80)
     name: str = Field(max_length=120)
-    memory_bytes: int | None = Field(default=None, ge=0)
+    memory_bytes: int | None = Field(default=None, ge=0, strict=True)
 
 
 class MachineSummary(WireModel):
@@ -36,7 +36,7 @@ class EnrollRequest(WireModel):
     csr_pem: str = Field(max_length=16_384)
     node_uid: str | None = Field(default=None, max_length=64)
     address: str | None = Field(default=None, max_length=255)
-    port: Annotated[int, Field(ge=1, le=65535)] = 9443
+    port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 9443
     machine: MachineSummary = MachineSummary()
     time: str | None = Field(default=None, max_length=40)
 

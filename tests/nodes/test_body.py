@@ -107,3 +107,10 @@ def test_no_members_end_in_an_unnamed_error(changes):
         read_enroll_request(json.dumps(GOOD | changes).encode())
     except InvalidRequest:
         return
+
+
+@pytest.mark.parametrize("port", [b"true", b"9443.0", b'"9443"'])
+def test_a_port_is_a_number_and_nothing_that_could_be_read_as_one(port):
+    body = b'{"nodeId": "pc-1", "token": "t", "csrPem": "c", "port": ' + port + b"}"
+    with pytest.raises(InvalidRequest):
+        read_enroll_request(body)
