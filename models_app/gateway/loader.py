@@ -40,8 +40,10 @@ def build() -> Table:
     version = routing.version()  # first: a write between this and the last query is seen at the next look
     pause = Pause(clock.now())
     routes: dict[str, list[Route]] = {}
-    for placement in Placement.objects.order_by("created_at", "id").only(
-        "id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed"
+    for placement in (
+        Placement.objects.filter(routed=True, shard=0)
+        .order_by("created_at", "id")
+        .only("id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed")
     ):
         routes.setdefault(placement.model_id, []).append(_route(placement))
     models: dict[str, Model] = {}

@@ -10,6 +10,10 @@ from models_app.states import DESIRED, OBSERVED
 class Placement(models.Model):
     """One instance of a model on one node. The id is the instance id on the agent.
 
+    A replica is one placement, or several nodes' that share `replica` and serve together: shard 0 answers, once all
+    `shards` of them are ready. The gateway sends requests to `routed` ones alone: a move brings its target up unrouted
+    and switches both rows by one write.
+
     `desired` is written by `models_app.placement.apply` and the requests of `jobs`; `observed*` only by
     `models_app.running`, and only from a newer `(observed_boot, observed_seq)`.
     """
@@ -22,6 +26,10 @@ class Placement(models.Model):
     desired = models.CharField(max_length=10, choices=DESIRED.choices, default="stopped")
     desired_config_hash = models.CharField(max_length=64, blank=True, default="")
     created_at = models.DateTimeField(auto_now_add=True)
+    replica = models.UUIDField(default=new_uid, db_index=True, help_text="The same for every shard of one replica.")
+    shard = models.PositiveSmallIntegerField(default=0, help_text="Its rank in the replica, from 0.")
+    shards = models.PositiveSmallIntegerField(default=1, help_text="How many the replica must have.")
+    routed = models.BooleanField(default=True, help_text="Whether the gateway sends requests there.")
     start_seconds = models.FloatField(null=True, blank=True, help_text="Measured time from launch to ready.")
 
     observed = models.CharField(max_length=10, choices=OBSERVED.choices, default="unknown")
@@ -37,6 +45,10 @@ class Placement(models.Model):
         ordering = ("model", "node_id_text")
         constraints = [
             models.UniqueConstraint(fields=("model", "node_id_text"), name="placement_once_per_node"),
+            models.UniqueConstraint(fields=("replica", "shard"), name="placement_once_per_shard"),
+            models.CheckConstraint(
+                condition=models.Q(shard__lt=models.F("shards")), name="placement_shard_within_its_replica"
+            ),
             models.CheckConstraint(condition=models.Q(desired__in=DESIRED.states), name="placement_desired_known"),
             models.CheckConstraint(condition=models.Q(observed__in=OBSERVED.states), name="placement_observed_known"),
         ]
