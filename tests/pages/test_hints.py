@@ -82,9 +82,11 @@ def test_a_broker_that_is_away_neither_raises_nor_blocks(settings, url):
 
 
 async def test_a_broker_that_hangs_is_given_up_on(settings, tmp_path):
+    over, visitors = asyncio.Event(), []
+
     async def hang(_reader, writer):
-        await asyncio.sleep(30)
-        writer.close()
+        visitors.append(writer)
+        await over.wait()
 
     path = f"/tmp/mb-{os.getpid()}.sock"
     async with await asyncio.start_unix_server(hang, path):
@@ -94,6 +96,11 @@ async def test_a_broker_that_hangs_is_given_up_on(settings, tmp_path):
         assert time.monotonic() - begun < 0.5
         assert await asyncio.to_thread(hints.flush, 5)
         assert time.monotonic() - begun < 4
+        over.set()
+        for writer in visitors:
+            writer.close()
+            await writer.wait_closed()
+    assert visitors
     channel_layers.backends.clear()
 
 
