@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.runtimes.base import MIB, Availability, Command, Seat, Source
+from agent.runtimes.base import Availability, Command, Seat, Source
 from agent.runtimes.flags import check_args, check_env, given, rejected
 from agent.runtimes.llama_runner import BadOption, read_options
 from agent.runtimes.source import describe, find_file, find_folder, shards_of
+from agent.wire.budget import host_part_of
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 
@@ -120,7 +121,7 @@ class LlamaCpp:
 
     def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
         """The weights, a tenth for buffers and cache, and the server."""
-        return None if source is None else int(source.size_bytes * 1.1) + 192 * MIB
+        return host_part_of(self.name, spec.args, len(spec.gpu_uuids), source.size_bytes if source else None)
 
     def _by_wheel(self, spec: LaunchSpec, config: AgentConfig) -> bool:
         return spec.delivery is Delivery.PROCESS and not config.llama_server

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.runtimes.base import MIB, Availability, Command, Seat, Source
+from agent.runtimes.base import Availability, Command, Seat, Source
 from agent.runtimes.flags import check_args, check_env
+from agent.wire.budget import host_part_of
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 
@@ -46,4 +47,4 @@ class Sim:
 
     def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
         """A small Python process."""
-        return 96 * MIB
+        return host_part_of(self.name, spec.args, len(spec.gpu_uuids), None)

@@ -4,9 +4,10 @@ import shlex
 import shutil
 
 from agent.config import AgentConfig
-from agent.runtimes.base import GIB, Availability, Command, Seat, Source
+from agent.runtimes.base import Availability, Command, Seat, Source
 from agent.runtimes.flags import check_args, check_env, given, rejected
 from agent.runtimes.source import describe, files_of, find_folder
+from agent.wire.budget import host_part_of
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 from agent.wire.pickles import pickles_in, refusal_words
@@ -104,7 +105,5 @@ class Vllm:
         return Command(argv=(*shlex.split(config.vllm_command or "vllm"), "serve", *argv), env=env)
 
     def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
-        """With GPUs 4 GiB each and 2 for the server; without, the weights and room for the cache."""
-        if spec.gpu_uuids:
-            return (4 * len(spec.gpu_uuids) + 2) * GIB
-        return None if source is None else int(source.size_bytes * 1.2) + 2 * GIB
+        """For each GPU and the server; without GPUs, the weights and room for the cache."""
+        return host_part_of(self.name, spec.args, len(spec.gpu_uuids), source.size_bytes if source else None)
