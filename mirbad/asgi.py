@@ -1,6 +1,7 @@
 """The ASGI application of the web process: `/v1` to the gateway, websockets to Channels, all else to Django."""
 
 import asyncio
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,10 @@ class Application:
             if message["type"] == "lifespan.startup":
                 await self._gateway.start()
                 self._heartbeat = heartbeat.start("web")
+                # What stands now stands to the end. To look through it for cycles, as every full collection would,
+                # takes longer than most answers do, and every stream waits for that.
+                gc.collect()
+                gc.freeze()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 if self._heartbeat is not None:

@@ -1,7 +1,8 @@
 """Questions about nodes. Lists take a constant number of statements, however many nodes there are."""
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.db.models import F, QuerySet
 from pydantic import ValidationError
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from agent.wire.capability import Capabilities
 from mirbad.kernel.errors import Conflict, NotFound
 from nodes.errors import NodeDraining, NodeIncompatible, NodeOffline, NodePendingTakeover, NodeRevoked
-from nodes.models import Node, NodeCondition
+from nodes.models import Gpu, Node, NodeCondition, NodePin
 from nodes.states import APPROVED, FENCED, INCOMPATIBLE, ONLINE, PENDING, RE_PAIR, REVOKED, UNKNOWN
 
 
@@ -25,6 +26,15 @@ class ShownState:
     def serving(self) -> bool:
         """Whether models can be asked there."""
         return self.name in {"Online", "Degraded"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What belongs to one node."""
+
+    gpus: list[Gpu] = field(default_factory=list)
+    conditions: list[NodeCondition] = field(default_factory=list)
+    pins: list[NodePin] = field(default_factory=list)
 
 
 def fleet_members() -> QuerySet[Node]:
@@ -73,6 +83,19 @@ def rows(*, include_revoked: bool = False) -> list[Node]:
     """Nodes with GPUs, conditions and pins prefetched: four statements."""
     nodes = Node.objects.all() if include_revoked else Node.objects.not_revoked()
     return list(nodes.prefetch_related("gpus", "conditions", "pins"))
+
+
+def parts(nodes: Iterable[Node]) -> dict[str, Parts]:
+    """What belongs to each of `nodes`, by node: three statements. Cheaper than to prefetch it for a long list."""
+    ids = [node.pk for node in nodes]
+    found: dict[str, Parts] = defaultdict(Parts)
+    for gpu in Gpu.objects.filter(node_id__in=ids).order_by("index", "uuid"):
+        found[gpu.node_id].gpus.append(gpu)
+    for condition in NodeCondition.objects.filter(node_id__in=ids).order_by("code", "subject"):
+        found[condition.node_id].conditions.append(condition)
+    for pin in NodePin.objects.filter(node_id__in=ids):
+        found[pin.node_id].pins.append(pin)
+    return found
 
 
 def get(node_id: str) -> Node:

@@ -1,14 +1,17 @@
 """The shape of nodes on ``/api``. None is not reported."""
 
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from mirbad.api import printing
 from mirbad.api.serializers import CamelSerializer
 from nodes import queries
-from nodes.models import Node, NodePin
+from nodes.models import Gpu, Node, NodeCondition, NodePin
 from nodes.pki import renewal
 from nodes.states import LIFECYCLE, REACHABILITY
 
@@ -31,7 +34,10 @@ class GpuSerializer(CamelSerializer):
 
 
 class NodeSerializer(CamelSerializer):
-    """A node: what is wanted of it, what was seen of it, and the state that a page shows."""
+    """A node: what is wanted of it, what was seen of it, and the state that a page shows.
+
+    A list gives what belongs to its nodes as ``context["parts"]``, else it is read from the node.
+    """
 
     id = serializers.CharField()
     uid = serializers.UUIDField()
@@ -61,7 +67,7 @@ class NodeSerializer(CamelSerializer):
     enrolled_at = serializers.DateTimeField(allow_null=True)
     approved_at = serializers.DateTimeField(allow_null=True)
     revoked_at = serializers.DateTimeField(allow_null=True)
-    gpus = GpuSerializer(many=True)
+    gpus = serializers.SerializerMethodField(method_name="gpus_of")
     host = serializers.DictField()
 
     @extend_schema_field(serializers.ChoiceField(choices=NODE_STATES))
@@ -92,16 +98,35 @@ class NodeSerializer(CamelSerializer):
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def renewal_of(self, node: Node) -> datetime | None:
         """When its certificate is renewed by itself."""
-        pin = next((pin for pin in node.pins.all() if pin.slot == NodePin.CURRENT), None)
+        pin = next((pin for pin in self._pins(node) if pin.slot == NodePin.CURRENT), None)
         return None if pin is None else renewal.renewal_at(pin)
 
-    @staticmethod
-    def _shown(node: Node) -> queries.ShownState:
-        return queries.shown_state(node, node.conditions.all())
+    @extend_schema_field(GpuSerializer(many=True))
+    def gpus_of(self, node: Node) -> list[dict[str, Any]]:
+        """Its GPUs."""
+        parts = self._parts(node)
+        gpus: Iterable[Gpu] = node.gpus.all() if parts is None else parts.gpus
+        return [self._gpu(gpu) for gpu in gpus]
 
-    @staticmethod
-    def _pin(node: Node, slot: str) -> str | None:
-        return next((pin.spki_sha256 for pin in node.pins.all() if pin.slot == slot), None)
+    @cached_property
+    def _gpu(self) -> Callable[[Gpu], dict[str, Any]]:
+        return printing.printer(GpuSerializer())
+
+    def _shown(self, node: Node) -> queries.ShownState:
+        parts = self._parts(node)
+        conditions: Iterable[NodeCondition] = node.conditions.all() if parts is None else parts.conditions
+        return queries.shown_state(node, conditions)
+
+    def _pin(self, node: Node, slot: str) -> str | None:
+        return next((pin.spki_sha256 for pin in self._pins(node) if pin.slot == slot), None)
+
+    def _pins(self, node: Node) -> Iterable[NodePin]:
+        parts = self._parts(node)
+        return node.pins.all() if parts is None else parts.pins
+
+    def _parts(self, node: Node) -> queries.Parts | None:
+        known = self.context.get("parts")
+        return None if known is None else known[node.pk]
 
 
 class NodeDetailSerializer(NodeSerializer):

@@ -8,6 +8,7 @@ from rest_framework.response import Response
 
 from mirbad.accounts.permissions import require_reauthentication
 from mirbad.accounts.views import AdminView
+from mirbad.api import printing
 from mirbad.api.pagination import Page
 from mirbad.api.parameters import flag
 from mirbad.api.serializers import read
@@ -45,9 +46,8 @@ class Nodes(AdminView):
         found = Node.objects.all() if everything else Node.objects.not_revoked()
         pages = self.pagination_class()
         # What a list does not show may be large: files of every model folder.
-        found = found.defer("capabilities", "machine").prefetch_related("gpus", "conditions", "pins")
-        rows = pages.paginate_queryset(found, request, view=self)
-        return pages.get_paginated_response(NodeSerializer(rows, many=True).data)
+        nodes = pages.paginate_queryset(found.defer("capabilities", "machine"), request, view=self) or []
+        return pages.get_paginated_response(printing.rows(NodeSerializer, nodes, parts=queries.parts(nodes)))
 
 
 class JoinTokens(AdminView):

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from django.db import transaction
 
@@ -116,12 +117,16 @@ def drop(node_id: str, spki: str) -> bool:
 
 def renewal_at(pin: NodePin) -> datetime | None:
     """When the certificate of `pin` is to be renewed: at two thirds of its life, a little earlier or later by key."""
-    if not pin.cert_pem:
-        return None
-    cert = from_pem(pin.cert_pem)
+    return _renewal_at(pin.cert_pem, pin.spki_sha256) if pin.cert_pem else None
+
+
+# A list of a fleet asks for every node, each time.
+@lru_cache(maxsize=4096)
+def _renewal_at(cert_pem: str, spki_sha256: str) -> datetime:
+    cert = from_pem(cert_pem)
     issued = cert.not_valid_before_utc + LEAF_BACKDATE
     life = cert.not_valid_after_utc - issued
-    draw = int(hashlib.sha256(pin.spki_sha256.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+    draw = int(hashlib.sha256(spki_sha256.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
     return issued + life * (_RENEW_AT + _JITTER * (2 * draw - 1))
 
 

@@ -1,6 +1,7 @@
 """``manage.py watch``: the watcher as a process of its own."""
 
 import asyncio
+import gc
 import signal
 from typing import Any
 
@@ -34,4 +35,6 @@ class Command(BaseCommand):
         """Run until SIGINT or SIGTERM."""
         logs.configure("watcher")
         files.allow_many()
+        # All that was imported stays: full collections need not look through it, with every line waiting for them.
+        gc.freeze()
         asyncio.run(_watch())
