@@ -4,28 +4,23 @@ Weights that the model's repository has and its node lacks are downloaded first,
 begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends.
 """
 
-import hashlib
 from datetime import timedelta
 
-from agent.wire.capability import Capabilities
 from agent.wire.downloads import DownloadSpec, DownloadState
 from agent.wire.errors import AgentCode
-from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
+from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView
 from audit import log as audit_log
-from jobs import artifacts, instances
+from jobs import artifacts, instances, starting
 from jobs.base import Cancelled, Done, Go, Kind, Outcome, Stage, Step, Wait
 from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.conf import settings
-from mirbad.kernel.errors import MirbadError
 from models_app import registry
 from models_app.models import Placement
-from models_app.placement import apply, feasible
-from nodes import queries as node_queries
+from models_app.placement import apply
 from nodes.errors import AgentRefused
-from nodes.models import Node
 
 NAME = "launch"
 CHECKING = "checking"
@@ -68,7 +63,7 @@ def _stopping(step: Step) -> Outcome:
         instances.refresh(step)
         return Go(CHECKING, "The engine has stopped.")
     allowed = settings().stop_timeout + timedelta(seconds=instances.STOP_GRACE_SECONDS)
-    if _late(step, allowed):
+    if starting.late(step, allowed):
         text = f"The engine did not end within {allowed.total_seconds():.0f} s; it still runs."
         raise StepFailed("stop_timeout", text, final=True, lines=view.last_lines)
     return Wait(_LOOK_SECONDS, {"text": "Stopping the engine."})
@@ -78,10 +73,10 @@ def _checking(step: Step) -> Outcome:
     if step.cancel_requested:
         return Cancelled("Ended before anything was started.")
     placement = instances.placement_of(step)
-    node = _ready_node(step)
+    node = starting.ready_node(step)
     if placement.generation != step.input.get("generation"):
         raise StepFailed("placement_changed", "The placement changed meanwhile; start the model again.", final=True)
-    _check_capabilities(step, placement, node)
+    starting.check_capabilities(step, placement, node)
     view = instances.view_in(instances.refresh(step), step)
     if view is None or view.state not in LIVE_STATES:
         # Once is enough: what is then still missing is said by the node when it is to start.
@@ -117,28 +112,16 @@ def _starting(step: Step) -> Outcome:
         # Whether an earlier try of this stage reached the node is unknown: make sure.
         return Go(CANCELLING, "Stopping what may have been started.")
     placement = instances.placement_of(step)
-    node = _ready_node(step)
+    node = starting.ready_node(step)
     spec = registry.launch_spec(placement, node, force=bool(step.input.get("force")))
-    key = f"{step.key(instances.turn_of(step))}:{_digest(spec)}"
+    key = starting.key_of(step, spec)
     try:
         view = instances.launch(step, spec, key)
     except AgentRefused as refusal:
         if refusal.agent_code == AgentCode.INSTANCE_EXISTS:
             return Go(CHECKING, "An engine runs there already; looking at it.")
-        return _refused(step, refusal)
+        return starting.refused(step, refusal, settings().launch_timeout)
     return Go(WAITING, "The node has taken the order.", {"key": key, "configHash": view.config_hash})
-
-
-def _refused(step: Step, refusal: AgentRefused) -> Outcome:
-    if not instances.may_pass(refusal):
-        raise instances.as_failure(step, refusal, final=True)
-    server_error = refusal.agent_status >= instances.SERVER_ERROR
-    if server_error and instances.turn_of(step) + 1 >= instances.ERROR_TRIES:
-        raise instances.as_failure(step, refusal, final=True)
-    if _late(step, settings().launch_timeout):
-        raise instances.as_failure(step, refusal, final=True)
-    # The agent keeps its answer under the key of this try, so the next one needs another key, written down first.
-    return Wait(min(1.0 + instances.turn_of(step), 5.0), {"text": refusal.detail}, instances.next_turn(step))
 
 
 def _waiting(step: Step) -> Outcome:
@@ -152,15 +135,15 @@ def _waiting(step: Step) -> Outcome:
         raise StepFailed("instance_lost", text, final=True)
     if view.state in instances.FINAL:
         instances.refresh(step)
-        raise _died(view)
+        raise starting.died(view)
     if view.state == InstanceState.READY:
         instances.refresh(step)
         took = f" after {view.start_seconds:.1f} s" if view.start_seconds is not None else ""
         return Done(f"Ready{took}.", {"startSeconds": view.start_seconds})
-    if _late(step, allowed):
+    if starting.late(step, allowed):
         why = {"code": "start_timeout", "detail": f"The engine was not ready within {allowed.total_seconds():.0f} s."}
         return Go(CANCELLING, "It takes too long: stopping the engine.", {"why": why})
-    return Wait(_LOOK_SECONDS, _progress(view))
+    return Wait(_LOOK_SECONDS, starting.progress(view))
 
 
 def _cancelling(step: Step) -> Outcome:
@@ -179,64 +162,6 @@ def _stopped_or_view(step: Step) -> InstanceView | None:
     asked = instances.stop(step, step.key(instances.turn_of(step)))
     view = instances.look(step) if asked is not None else None
     return None if view is None or view.state in instances.FINAL else view
-
-
-def _died(view: InstanceView) -> StepFailed:
-    if view.stop_requested:
-        return StepFailed("stopped_meanwhile", "The engine was stopped while it started.", final=True)
-    reason = view.reason
-    if not reason:
-        code = f" with exit code {view.exit_code}" if view.exit_code is not None else ""
-        reason = f"The engine ended{code} before it was ready."
-    return StepFailed(view.reason_code or "engine_exited", reason, final=True, lines=view.last_lines)
-
-
-def _progress(view: InstanceView) -> dict[str, object]:
-    words = {
-        InstanceState.PREPARING: "Preparing the engine.",
-        InstanceState.STARTING: "Starting the engine.",
-        InstanceState.LOADING: "Loading the weights.",
-        InstanceState.UNHEALTHY: "The engine runs but does not answer as it should.",
-        InstanceState.STOPPING: "The engine is ending.",
-    }
-    progress: dict[str, object] = {"text": words.get(view.state, view.state.value)}
-    if view.progress is not None:
-        progress["text"] = view.progress.text or progress["text"]
-        progress["doneBytes"] = view.progress.done_bytes
-        progress["totalBytes"] = view.progress.total_bytes
-    return {name: value for name, value in progress.items() if value is not None}
-
-
-def _ready_node(step: Step) -> Node:
-    try:
-        return node_queries.require_placeable(step.node_id)
-    except MirbadError as error:
-        if not error.retryable:
-            raise
-        raise StepFailed(error.code, f"{error.detail} Waiting for it.", final=False) from error
-
-
-def _check_capabilities(step: Step, placement: Placement, node: Node) -> None:
-    capabilities: Capabilities | None = apply.facts_of(node).capabilities
-    if capabilities is None:
-        return
-    model = placement.model
-    if problem := feasible.runtime_problem(model.runtime, model.delivery, node.pk, capabilities):
-        raise StepFailed(problem.code, problem.message, final=True)
-    if missing := feasible.missing_gpus(placement.gpu_uuids, capabilities):
-        text = f"GPU {', '.join(missing)} is not on node {node.pk!r} any more; choose the model's GPUs again."
-        raise StepFailed("gpu_missing", text, final=True)
-
-
-def _late(step: Step, allowed: timedelta) -> bool:
-    return clock.now() - step.stage_since > allowed
-
-
-def _digest(spec: LaunchSpec) -> str:
-    # The agent refuses a known key with another body, so a definition that was saved between two tries gets its own.
-    # Secrets stay out: the hash of the configuration, which is among the rest, changes with them.
-    parts = spec.model_dump_json(exclude={"secret_env"})
-    return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 
 def _ended(step: Step, outcome: str, code: str) -> None:
