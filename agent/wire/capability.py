@@ -41,6 +41,7 @@ class Feature(StrEnum):
     FOLDERS = "folders"
     PKI_ROTATE = "pki.rotate"
     DOWNLOADS = "downloads"
+    REPLICAS_SHARDS = "replicas.shards"
 
 
 class AgentInfo(WireModel):
@@ -87,6 +88,17 @@ class RuntimeCapability(WireModel):
     problem: str | None = None
 
 
+class FabricCapability(WireModel):
+    """A network on which this node may share a replica with others, as its owner stated it.
+
+    `adapters` are InfiniBand devices or network interfaces; `problem` says why it cannot be used now.
+    """
+
+    name: str
+    adapters: tuple[str, ...]
+    problem: str | None = None
+
+
 class FolderFile(WireModel):
     """One file of a model folder; `path` is relative to the folder."""
 
@@ -129,4 +141,5 @@ class Capabilities(WireModel):
     allow_tag_pulls: bool
     approved_images: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    fabrics: tuple[FabricCapability, ...] = ()
     health: Literal["ok", "degraded"] = "ok"

@@ -42,6 +42,22 @@ class SourceSpec(WireModel):
     file: str | None = Field(default=None, max_length=512)
 
 
+class Rendezvous(WireModel):
+    """How the shards of one replica find each other: all meet at `address` and `port`, where rank 0 listens.
+
+    `meeting` is the same for all shards of one start and for no others. `port` is None for rank 0, whose agent chooses
+    one and tells it in the `InstanceView`. `adapters` are this node's on the fabric.
+    """
+
+    meeting: str = Field(max_length=128)
+    rank: Annotated[int, Field(ge=0, le=1023)]
+    world_size: Annotated[int, Field(ge=2, le=1024)]
+    address: str = Field(max_length=255)
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    fabric: str = Field(default="", max_length=40)
+    adapters: tuple[str, ...] = ()
+
+
 class LaunchSpec(WireModel):
     """``PUT /agent/v1/instances/{instanceId}``: run this. The operation id travels in the header.
 
@@ -72,6 +88,7 @@ class LaunchSpec(WireModel):
     max_concurrent_starts: Annotated[int, Field(ge=1)] | None = None
     allow_pickle: bool = False
     force: bool = False
+    rendezvous: Rendezvous | None = None
 
     @field_serializer("secret_env", when_used="json")
     def _reveal(self, value: dict[str, SecretStr]) -> dict[str, str]:
@@ -111,6 +128,7 @@ class InstanceView(WireModel):
     container_id: str | None = None
     image_digest: str | None = None
     memory_bytes: int | None = None
+    rendezvous_port: int | None = None
 
 
 class StopRequest(WireModel):
