@@ -1,38 +1,42 @@
 """The one writer of placements: where a model runs and whether it should. Every rule is checked again as it writes."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import F
-from pydantic import ValidationError
 
-from agent.wire.capability import Capabilities
 from audit import log as audit_log
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import NotFound
 from mirbad.kernel.guarded import try_transition
-from models_app import events, holds, routing
-from models_app.errors import ModelPlaced, PlacementChanged, PlacementInvalid
+from mirbad.kernel.ids import new_uid
+from models_app import events, holds, queries, routing
+from models_app.errors import ModelPlaced, PlacementChanged, PlacementInvalid, UseUnplace
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import feasible
-from models_app.states import DESIRED, RUNNING, STOPPED
+from models_app.placement import feasible, reconcile, shared
+from models_app.states import DESIRED, FAILED, RUNNING, STOPPED
 from nodes import fencing
 from nodes.models import Node
+from nodes.states import REVOKED
+
+Seats = Sequence[tuple[str, Sequence[str]]]
+"""Where a replica is to stand: for each shard, in the order of their ranks, the node's id and the GPUs by UUID."""
 
 
 def facts_of(node: Node) -> feasible.NodeFacts:
     """What the rules need to know of `node`; a report that cannot be read counts as none."""
-    try:
-        capabilities = Capabilities.model_validate(node.capabilities) if node.capabilities else None
-    except ValidationError:
-        capabilities = None
-    return feasible.NodeFacts(node.pk, node.lifecycle, node.draining, capabilities)
+    return feasible.NodeFacts(node.pk, node.lifecycle, node.draining, reconcile.capabilities_of(node))
 
 
 def _check(model: ModelDefinition, node_id: str, gpu_uuids: Sequence[str], *, standing: bool) -> None:
     node = Node.objects.filter(pk=node_id).first()
     wish = feasible.Wish(model.runtime, model.delivery, tuple(gpu_uuids), standing)
-    if found := feasible.problems(wish, node_id, facts_of(node) if node else None):
+    _refuse(feasible.problems(wish, node_id, facts_of(node) if node else None))
+
+
+def _refuse(found: Sequence[feasible.Problem]) -> None:
+    if found:
         raise PlacementInvalid(found[0].message, problems=[problem.to_json() for problem in found])
 
 
@@ -59,6 +63,90 @@ def place_locked(model: ModelDefinition, node_id: str, gpu_uuids: Sequence[str])
     )
     events.changed(model.pk)
     return placement
+
+
+def add_replica(model_id: str, placements: Seats, actor: Actor) -> queries.Replica:
+    """Give a model one more replica, on one node or on several that serve together. It is not started.
+
+    Raises NotFound, ModelBusy, PlacementInvalid (problems), MasterFenced.
+    """
+    nodes = [node_id for node_id, _ in placements]
+    with audit_log.refusals_recorded("model.update", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
+        routing.bump()
+        holds.require_free(model_id)
+        model = ModelDefinition.objects.get(pk=model_id)
+        _check_replica(model, placements)
+        replica = new_uid()
+        made = [
+            Placement.objects.create(
+                model=model,
+                node_id_text=node_id,
+                gpu_uuids=list(gpu_uuids),
+                desired=STOPPED,
+                observed=STOPPED,
+                replica=replica,
+                shard=rank,
+                shards=len(placements),
+            )
+            for rank, (node_id, gpu_uuids) in enumerate(placements)
+        ]
+        detail = f"replica {replica} on {', '.join(nodes)}"
+        audit_log.record("model.update", actor, model_id=model_id, node_id=nodes[0], detail=detail)
+        events.changed(model_id)
+    return queries.Replica(replica, tuple(made), len(made))
+
+
+def _check_replica(model: ModelDefinition, placements: Seats) -> None:
+    if not placements:
+        _refuse([feasible.Problem("required", "Name at least one node for the replica.", "placements")])
+    standing = set(model.placements.values_list("node_id_text", flat=True))
+    for node_id, _ in placements:
+        if node_id in standing:
+            text = f"Model {model.pk!r} stands on node {node_id!r} already; choose another node for the new replica."
+            _refuse([feasible.Problem("node_taken", text, "placements")])
+    for node_id, gpu_uuids in placements:
+        _check(model, node_id, gpu_uuids, standing=False)
+    if len(placements) > 1:
+        nodes = Node.objects.in_bulk([node_id for node_id, _ in placements])
+        facts = [facts_of(nodes[node_id]) for node_id, _ in placements]
+        _refuse(shared.problems(model.runtime, facts, [len(gpu_uuids) for _, gpu_uuids in placements]))
+
+
+def remove_replica(model_id: str, replica: UUID, actor: Actor) -> None:
+    """Take one of a model's replicas off its nodes; it must be stopped, and not be the last. Its folders stay there.
+
+    Raises NotFound, ModelBusy, ModelPlaced, UseUnplace, MasterFenced.
+    """
+    with audit_log.refusals_recorded("model.unplace", actor, model_id=model_id), transaction.atomic():
+        fencing.require_unfenced()
+        routing.bump()
+        holds.require_free(model_id)
+        standing = list(Placement.objects.select_for_update().filter(model_id=model_id))
+        found = [placement for placement in standing if placement.replica == replica]
+        if not found:
+            raise NotFound(f"Model {model_id!r} has no replica {str(replica)!r}.")
+        if len(found) == len(standing):
+            raise UseUnplace(f"That is the only replica of model {model_id!r}; use unplace to take it off its node.")
+        for placement in found:
+            require_not_running(placement, "removed")
+        for placement in found:
+            take_off(placement, actor, f"replica {replica} removed")
+        for placement in found:
+            reconcile.note_missing_gpus(placement.node_id_text)
+
+
+def require_not_running(placement: Placement, what: str) -> None:
+    """Pass when no engine of `placement` runs, as far as can be known; `what` is to happen. Raises ModelPlaced."""
+    if placement.desired == RUNNING:
+        raise ModelPlaced(f"Model {placement.model_id!r} is to run on {placement.node_id_text!r}; stop it first.")
+    node = Node.objects.filter(pk=placement.node_id_text).first()
+    if node is None or node.lifecycle == REVOKED or placement.observed in (STOPPED, FAILED):
+        return
+    raise ModelPlaced(
+        f"Model {placement.model_id!r} reads {placement.observed} on node {placement.node_id_text!r}; "
+        f"it can be {what} once the node reports that it has stopped.",
+    )
 
 
 def take_off(placement: Placement, actor: Actor, how: str) -> None:
@@ -111,6 +199,7 @@ def set_desired(placement: Placement, desired: str, config_hash: str = "") -> bo
     changed = try_transition(row, DESIRED, "desired", desired, **also)
     if not changed and not (row.update(**also) if also else row.exists()):
         raise NotFound(f"Model {placement.model_id!r} stands on node {placement.node_id_text!r} no more.")
+    if desired == STOPPED:
     routing.bump()
     events.changed(placement.model_id)
     return changed

@@ -1,7 +1,9 @@
 """What no longer fits between placements and the machines they stand on, told as reasons of the node."""
 
+from pydantic import ValidationError
+
+from agent.wire.capability import Capabilities
 from models_app.models import Placement
-from models_app.placement.apply import facts_of
 from models_app.placement.feasible import missing_gpus
 from nodes import conditions
 from nodes.models import Node
@@ -10,10 +12,18 @@ SOURCE = "placement"
 GPU_MISSING = "placed_gpu_missing"
 
 
+def capabilities_of(node: Node) -> Capabilities | None:
+    """What the node reported last; a report that cannot be read counts as none."""
+    try:
+        return Capabilities.model_validate(node.capabilities) if node.capabilities else None
+    except ValidationError:
+        return None
+
+
 def note_missing_gpus(node_id: str) -> bool:
     """State for each model on the node whether one of its GPUs is gone; says whether that changed anything."""
     node = Node.objects.filter(pk=node_id).first()
-    capabilities = facts_of(node).capabilities if node is not None else None
+    capabilities = capabilities_of(node) if node is not None else None
     if capabilities is None:
         return False
     found = []

@@ -5,16 +5,15 @@ from django.db import transaction
 from audit import log as audit_log
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import InvalidRequest, NotFound
-from models_app import events, holds, routing
-from models_app.errors import ModelPlaced, NameTaken, PlacementRequired, UseMove, UseUnplace
-from models_app.models import ModelDefinition, ModelSource, Placement
+from models_app import events, holds, queries, routing
+from models_app.errors import NameTaken, PlacementRequired, UseMove, UseUnplace
+from models_app.models import ModelDefinition, ModelSource
 from models_app.placement import apply, reconcile
 from models_app.registry.inputs import ModelInput, PlacementInput
 from models_app.registry.specs import seal_env, unseal_env
-from models_app.states import FAILED, RUNNING, STOPPED
 from nodes import fencing
 from nodes.models import Node
-from nodes.states import APPROVED, REVOKED
+from nodes.states import APPROVED
 
 _PLAIN = (
     "display_name",
@@ -92,7 +91,7 @@ def delete(model_id: str, actor: Actor) -> None:
         model = _locked(model_id)
         holds.require_free(model_id)
         for placement in model.placements.select_for_update():
-            _require_not_running(placement)
+            apply.require_not_running(placement, "deleted")
         node_ids = set(model.placements.values_list("node_id_text", flat=True))
         model.placements.all().delete()
         model.delete()
@@ -159,7 +158,9 @@ def _wanted_placement(data: ModelInput) -> PlacementInput | None:
 
 
 def _edit_placement(model: ModelDefinition, data: ModelInput) -> None:
-    placement = model.placements.select_for_update().first()
+    standing = list(model.placements.select_for_update())
+    replicas = queries.grouped(standing)
+    placement = replicas[0].head if replicas else None
     wanted = data.placement
     if placement is None:
         if wanted is not None:
@@ -170,20 +171,11 @@ def _edit_placement(model: ModelDefinition, data: ModelInput) -> None:
         raise UseUnplace("An edit does not take a model off its node; use unplace.")
     apply.require_generation(placement, data.placement_generation)
     if wanted.node_id != placement.node_id_text:
+        if len(standing) > 1:
+            nodes = ", ".join(sorted(one.node_id_text for one in standing))
+            raise UseMove(f"The model stands on several nodes ({nodes}); add or remove replicas on its page.")
         raise UseMove(f"The model stands on node {placement.node_id_text!r}; use move to bring it to another.")
     if list(wanted.gpu_uuids) != list(placement.gpu_uuids):
         holds.require_free(model.pk)
         apply.change_gpus(placement, wanted.gpu_uuids, data.placement_generation)
         reconcile.note_missing_gpus(placement.node_id_text)
-
-
-def _require_not_running(placement: Placement) -> None:
-    if placement.desired == RUNNING:
-        raise ModelPlaced(f"Model {placement.model_id!r} is to run on {placement.node_id_text!r}; stop it first.")
-    node = Node.objects.filter(pk=placement.node_id_text).first()
-    if node is None or node.lifecycle == REVOKED or placement.observed in (STOPPED, FAILED):
-        return
-    raise ModelPlaced(
-        f"Model {placement.model_id!r} reads {placement.observed} on node {placement.node_id_text!r}; "
-        "it can be deleted once the node reports that it has stopped.",
-    )
