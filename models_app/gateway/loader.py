@@ -1,11 +1,11 @@
 """Keeps the routing table fresh: asks the database in a thread of its own, swaps the result in by reference."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from django.db import connections, transaction
@@ -39,13 +39,7 @@ def build() -> Table:
         return Table(version=routing.version(), closed=refusals.restoring())
     version = routing.version()  # first: a write between this and the last query is seen at the next look
     pause = Pause(clock.now())
-    routes: dict[str, list[Route]] = {}
-    for placement in (
-        Placement.objects.filter(routed=True, shard=0)
-        .order_by("created_at", "id")
-        .only("id", "model_id", "node_id_text", "generation", "observed_generation", "desired", "observed")
-    ):
-        routes.setdefault(placement.model_id, []).append(_route(placement))
+    routes = _routes()
     models: dict[str, Model] = {}
     for definition in ModelDefinition.objects.only(
         "id",
@@ -151,14 +145,51 @@ def _model(definition: ModelDefinition, routes: tuple[Route, ...]) -> Model:
     )
 
 
-def _route(placement: Placement) -> Route:
-    wanted = placement.desired == RUNNING
-    if wanted and placement.observed == READY:
-        state = RouteState.READY
-    elif wanted and placement.observed in _COMING:
-        state = RouteState.COMING
-    else:
-        state = RouteState.DOWN
+def _routes() -> dict[str, list[Route]]:
+    """The routes by model: one for each routed replica, to its shard 0. One query."""
+    found: dict[str, list[Route]] = {}
+    replicas: dict[Any, list[Placement]] = {}
+    for placement in Placement.objects.filter(routed=True).order_by("created_at", "id").only(*_ROUTE_COLUMNS):
+        replicas.setdefault(placement.replica, []).append(placement)
+    for shards in replicas.values():
+        head = next((placement for placement in shards if placement.shard == 0), None)
+        if head is not None:
+            found.setdefault(head.model_id, []).append(_route(head, _state(head, shards)))
+    return found
+
+
+_ROUTE_COLUMNS = (
+    "id",
+    "model_id",
+    "node_id_text",
+    "generation",
+    "observed_generation",
+    "desired",
+    "observed",
+    "replica",
+    "shard",
+    "shards",
+)
+
+
+def _state(head: Placement, shards: Sequence[Placement]) -> RouteState:
+    """A replica that lacks a shard is down: what is left of it may well say that it is ready, and hangs."""
+    each = [_state_of(placement) for placement in shards]
+    if len(shards) != head.shards or RouteState.DOWN in each:
+        return RouteState.DOWN
+    return RouteState.COMING if RouteState.COMING in each else RouteState.READY
+
+
+def _state_of(placement: Placement) -> RouteState:
+    if placement.desired == RUNNING:
+        if placement.observed == READY:
+            return RouteState.READY
+        if placement.observed in _COMING:
+            return RouteState.COMING
+    return RouteState.DOWN
+
+
+def _route(placement: Placement, state: RouteState) -> Route:
     # The agent compares with what runs; other GPUs chosen meanwhile count the placement up and wait for a restart.
     running = placement.observed_generation
     generation = placement.generation if running is None else running

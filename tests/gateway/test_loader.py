@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +15,8 @@ from nodes.models import Node, NodePin
 from nodes.pki import authority
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
+
+REPLICA = UUID("00000000-0000-4000-8000-000000000001")
 
 
 def node(name, lifecycle="approved", reachability="online"):
@@ -208,3 +211,35 @@ async def test_a_hint_that_the_table_is_wrong_reads_it_at_once(source, monkeypat
     table.hurry()
     await asyncio.wait_for(table.changed(), 3)
     await table.stop()
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ("ready", RouteState.READY),
+        ("starting", RouteState.COMING),
+        ("stopped", RouteState.COMING),
+        ("failed", RouteState.DOWN),
+        ("unhealthy", RouteState.DOWN),
+        ("stopping", RouteState.DOWN),
+    ],
+)
+def test_a_replica_of_two_shards_is_one_route_that_is_ready_when_both_are(second, expected):
+    defined("m")
+    head = placed("m", "n1", replica=REPLICA, shard=0, shards=2)
+    placed("m", "n2", observed=second, replica=REPLICA, shard=1, shards=2)
+    (route,) = loader.build().models["m"].routes
+    assert (route.placement_id, route.node_id, route.state) == (str(head.pk), "n1", expected)
+
+
+def test_a_replica_that_lacks_a_shard_is_never_ready():
+    defined("m")
+    placed("m", "n1", replica=REPLICA, shard=0, shards=2)
+    (route,) = loader.build().models["m"].routes
+    assert route.state == RouteState.DOWN
+
+
+def test_what_is_left_of_a_replica_without_its_rank_0_is_no_route():
+    defined("m")
+    placed("m", "n2", replica=REPLICA, shard=1, shards=2)
+    assert loader.build().models["m"].routes == ()
