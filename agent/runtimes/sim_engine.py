@@ -345,7 +345,8 @@ async def _serve(options: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     noise = asyncio.create_task(_make_noise(options.log_bytes_per_second))
     try:
-        await asyncio.wait_for(stop.wait(), options.die_after_seconds)
+        async with asyncio.timeout(options.die_after_seconds):
+            await stop.wait()
         code = 0
     except TimeoutError:
         sys.stderr.write("the engine was told to die now\n")

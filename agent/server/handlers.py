@@ -78,8 +78,10 @@ async def get_events(request: web.Request) -> web.StreamResponse:
             events = listener.take() if woken else [hub.ping()]
             lines = b"".join(event.model_dump_json(by_alias=True).encode() + b"\n" for event in events)
             if lines:
-                await asyncio.wait_for(response.write(lines), LINE_SECONDS)
-        await asyncio.wait_for(response.write_eof(), LINE_SECONDS)
+                async with asyncio.timeout(LINE_SECONDS):
+                    await response.write(lines)
+        async with asyncio.timeout(LINE_SECONDS):
+            await response.write_eof()
     except (ConnectionError, TimeoutError):
         if request.transport is not None:
             request.transport.abort()

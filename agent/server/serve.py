@@ -149,9 +149,7 @@ class Server:
 
     async def stop(self) -> None:
         """Take no more calls, finish those at work, and leave the engines alone."""
-        for task in self._loops:
-            task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await _end(self._loops)
         if self._listening is not None:
             self._listening.close()
         self.hub.close()
@@ -264,6 +262,15 @@ class Server:
             self._relay.cut()
         log.info("the identity was replaced; key fingerprint (SPKI SHA-256): %s", in_groups(fresh.spki))
         return True
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel `tasks` until they are over: what they wait in may lose a cancellation that comes with its own end."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
 
 
 def _why_no_port(config: AgentConfig, error: OSError) -> str:

@@ -57,7 +57,8 @@ async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
     future = asyncio.get_running_loop().run_in_executor(_thread, read_cards, nvidia_smi)
     _hanging = future
     try:
-        return await asyncio.wait_for(asyncio.shield(future), _TIMEOUT_SECONDS)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await asyncio.shield(future)
     except TimeoutError:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s", installed=True) from None

@@ -151,7 +151,8 @@ def _busy() -> frozenset[str]:
 def _together(look: Look, context: Pass, batch: list[Member]) -> list[Found]:
     async def one(member: Member) -> Found:
         try:
-            return await asyncio.wait_for(look(context, member), NODE_SECONDS)
+            async with asyncio.timeout(NODE_SECONDS):
+                return await look(context, member)
         except TimeoutError:
             return Found(problem="It takes too long to answer.")
         except MasterFenced:

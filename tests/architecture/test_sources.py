@@ -46,6 +46,17 @@ def test_a_broad_except_logs_its_traceback() -> None:
     assert not quiet, f"name what you catch, or log it with logger.exception: {quiet}"
 
 
+def test_no_wait_loses_a_cancellation() -> None:
+    # On Python 3.11 asyncio.wait_for may swallow that its caller is cancelled; asyncio.timeout does not.
+    waits = [
+        f"{name(path)}:{call.lineno}"
+        for path in modules()
+        for call in ast.walk(tree(path))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "asyncio.wait_for"
+    ]
+    assert not waits, f"use `async with asyncio.timeout(…)`: {waits}"
+
+
 def test_there_are_no_modules_of_mixed_content() -> None:
     mixed = {"utils.py", "helpers.py", "services.py", "managers.py", "misc.py", "common.py"}
     assert not [name(path) for path in modules() if path.name in mixed]
