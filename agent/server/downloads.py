@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from agent.capability import list_folders
-from agent.downloads import folders, gguf, names
+from agent.downloads import folders, gguf, names, shape
 from agent.errors import AgentError
 from agent.operations import Answer
 from agent.runtimes.source import files_of
@@ -26,6 +26,7 @@ from agent.wire.downloads import (
     TokenKept,
 )
 from agent.wire.errors import AgentCode
+from agent.wire.shape import FolderShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,6 +118,18 @@ async def get_gguf(request: web.Request) -> web.StreamResponse:
     return web.json_response((await asyncio.to_thread(look)).to_wire())
 
 
+async def get_shape(request: web.Request) -> web.StreamResponse:
+    """What the headers in one folder say, or in a part of it (``?below=``), of one GGUF (``?file=``) or the first."""
+    name, below, file = request.match_info["folder"], request.query.get("below", ""), request.query.get("file", "")
+    root = request.app[CONFIG].models_root
+
+    def look() -> FolderShape:
+        folder = shape.place(root, name, below)
+        return shape.read(folder, files_of(folder), file)
+
+    return web.json_response((await asyncio.to_thread(look)).to_wire())
+
+
 @mutating
 async def delete_folder(request: web.Request, mutation: Mutation) -> Answer:
     """Remove a model folder that no engine runs from and nothing comes into."""
@@ -146,5 +159,6 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/downloads/{download_id}/cancel", post_cancel),
     ("GET", "/folders", get_folders),
     ("GET", "/folders/{folder}/gguf", get_gguf),
+    ("GET", "/folders/{folder}/shape", get_shape),
     ("DELETE", "/folders/{folder}", delete_folder),
 )
