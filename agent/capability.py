@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import platform
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agent.deliveries.docker_engine import EngineState
 from agent.downloads.folders import origin
 from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
-from agent.telemetry import gpu, host, memory
+from agent.telemetry import host, memory
 from agent.telemetry.nvml import Card, Cards
 from agent.wire.capability import (
     Capabilities,
@@ -36,13 +37,13 @@ _told_unwritable: set[Path] = set()
 
 async def read_capabilities(config: AgentConfig) -> Capabilities:
     """Read all of it now. What cannot be read is None or a problem in words; nothing raises."""
-    cards, problem = await gpu.look(config.nvidia_smi)
+    look = await memory.look(config)
     container = await docker_engine.look(config.docker_host)
-    return await asyncio.to_thread(_assemble, config, cards, problem, container)
+    return await asyncio.to_thread(_assemble, config, look, container)
 
 
-def _assemble(config: AgentConfig, cards: Cards | None, problem: str | None, container: EngineState) -> Capabilities:
-    decision = memory.decided(config, cards, problem)
+def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) -> Capabilities:
+    cards, problem, decision = look.cards, look.problem, look.decision
     runtimes = tuple(
         _runtime(config, runtime, delivery, container, bool(cards and cards.cards))
         for runtime in RUNTIMES
@@ -111,18 +112,35 @@ def _no_gpus_in_containers(runtime: Runtime, container: EngineState, has_gpus: b
 
 
 def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -> tuple[Feature, ...]:
-    features = [Feature.LAUNCH_ENV, Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE, Feature.DOWNLOADS]
+    """What is offered beyond the base. Four flags are of nodes with discrete GPUs alone; a unified node has none."""
+    features = [Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE, Feature.DOWNLOADS, Feature.IMAGES]
     if container.problem is None:
         features.append(Feature.DELIVERY_CONTAINER)
     if model is MemoryModel.DISCRETE:
-        features += [Feature.GPUS_UUIDS, Feature.ADMISSION_DISCRETE]
-    if not config.allow_tag_pulls:
-        features.append(Feature.IMAGES_DIGEST_PINNED)
+        features += [Feature.GPUS_UUIDS, Feature.ADMISSION_DISCRETE, Feature.LAUNCH_ENV]
+        if not config.allow_tag_pulls:
+            features.append(Feature.IMAGES_DIGEST_PINNED)
     return tuple(features)
 
 
 def _warnings(config: AgentConfig) -> tuple[str, ...]:
-    root = config.models_root
+    return (*_root_warnings(config.models_root), *path_warnings(config))
+
+
+def path_warnings(config: AgentConfig) -> tuple[str, ...]:
+    """Paths in agent.json that lead to no program: said at join and by the node, not first at a launch."""
+    found = []
+    for runtime, given in ((Runtime.LLAMA_CPP, config.llama_server), (Runtime.VLLM, config.vllm_command)):
+        problem = RUNTIMES[runtime].availability(config, Delivery.PROCESS).problem if given else None
+        if problem is not None:
+            found.append(problem)
+    # A bare name may be missing: a machine without GPUs has no such program.
+    if "/" in config.nvidia_smi and shutil.which(config.nvidia_smi) is None:
+        found.append(f"{config.nvidia_smi} (nvidia_smi in agent.json) is not a program on this node.")
+    return tuple(found)
+
+
+def _root_warnings(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         return (f"The models root {root} does not exist on this node; create it, or set models_root in agent.json.",)
     if not os.access(root, os.W_OK | os.X_OK):

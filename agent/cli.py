@@ -21,6 +21,7 @@ from agent.fence import BrokenFence, held_claim
 from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
 from agent.server import logs
 from agent.state import Locked, ensure_private_dir, exclusive, is_locked
+from agent.wire.capability import Capabilities
 from agent.wire.enroll import GpuSummary, MachineSummary
 from agent.wire.instances import InstanceView
 
@@ -172,12 +173,14 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
         with exclusive(state / "join.lock"):
             if (done := _already(state, order)) is not None:
                 return done
-            order = replace(order, token=order.token or _token(), machine=asyncio.run(_machine(config)))
+            capabilities = asyncio.run(_capabilities(config))
+            order = replace(order, token=order.token or _token(), machine=_machine(capabilities))
             identity = join(order, state)
     except Locked as error:
         raise CommandFailed(f"another join runs on {state} (process {error.holder})") from error
     _say(f"Enrolled as node {identity.node_id} ({identity.node_uid}).")
     _say_fingerprint(identity)
+    _say_engines(capabilities)
     if order.rekey:
         _say("A node that was approved stays approved. A running agent takes the new identity within seconds.")
     else:
@@ -186,26 +189,47 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
     return 0
 
 
-async def _machine(config: AgentConfig) -> MachineSummary:
-    """What a person is shown who approves this node. GPUs that cannot be read do not stop a join."""
+async def _capabilities(config: AgentConfig) -> Capabilities | None:
+    """What this machine is and can do. A driver that hangs does not stop a join."""
     from agent.capability import read_capabilities
 
-    gpus: tuple[GpuSummary, ...] = ()
     try:
-        capabilities = await asyncio.wait_for(read_capabilities(config), _MACHINE_SECONDS)
-        gpus = tuple(
-            GpuSummary(uuid=gpu.uuid[:80], name=(gpu.name or "")[:120], memory_bytes=gpu.memory_bytes)
-            for gpu in capabilities.gpus[:64]
-        )
+        async with asyncio.timeout(_MACHINE_SECONDS):
+            return await read_capabilities(config)
     except TimeoutError:
         _complain("the GPUs of this machine did not answer; the join goes on without naming them")
+        return None
+
+
+def _machine(capabilities: Capabilities | None) -> MachineSummary:
+    """What a person is shown who approves this node."""
+    gpus = capabilities.gpus[:64] if capabilities else ()
     return MachineSummary(
         os=_os_name()[:120],
         arch=platform.machine()[:40],
         hostname=socket.gethostname()[:255],
         agent_version=__version__,
-        gpus=gpus,
+        gpus=tuple(
+            GpuSummary(uuid=gpu.uuid[:80], name=(gpu.name or "")[:120], memory_bytes=gpu.memory_bytes) for gpu in gpus
+        ),
     )
+
+
+def _say_engines(capabilities: Capabilities | None) -> None:
+    """Which engines can run here, and of the others why not: now, and not first when a model is started."""
+    if capabilities is None:
+        return
+    able = [f"{item.runtime} ({item.delivery})" for item in capabilities.runtimes if item.available]
+    _say(f"Engines that can run here: {', '.join(able) or 'none'}.")
+    unable: dict[str, list[str]] = {}
+    for item in capabilities.runtimes:
+        if item.problem:
+            unable.setdefault(item.problem, []).append(f"{item.runtime} ({item.delivery})")
+    for problem, names in unable.items():
+        _say(f"Not {', '.join(names)}: {problem}")
+    problems = (*capabilities.warnings, *((capabilities.gpu_problem,) if capabilities.gpu_problem else ()))
+    for problem in dict.fromkeys(problems):
+        _complain(problem)
 
 
 def _os_name() -> str:

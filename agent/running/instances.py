@@ -20,7 +20,7 @@ from agent.running.keeper import Keeper
 from agent.running.record import Record, Records
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
-from agent.telemetry import gpu, memory
+from agent.telemetry import memory
 from agent.wire.capability import Delivery
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState, InstanceView, LaunchSpec, LogSlice
@@ -98,9 +98,8 @@ class Instances:
                     await recovery.take_up(keeper)
 
     async def _look_at_gpus(self) -> None:
-        self._yard.cards, problem = await gpu.look(self._yard.config.nvidia_smi)
-        decision = memory.decided(self._yard.config, self._yard.cards, problem)
-        self._yard.memory_model = decision.model
+        look = await memory.look(self._yard.config)
+        self._yard.cards, self._yard.memory_model = look.cards, look.decision.model
 
     def _keeper(self, record: Record) -> Keeper:
         return Keeper(record, self._yard, room.need_of(record.spec, None), room.lanes_of(record.spec))
@@ -243,6 +242,7 @@ class Instances:
         for delivery in self._yard.deliveries.values():
             await delivery.close()
         self._yard.records.close()
+        memory.forget(self._yard.config.state_dir)
 
     def _get(self, instance_id: str) -> Keeper:
         keeper = self._keepers.get(instance_id)

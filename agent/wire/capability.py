@@ -41,6 +41,7 @@ class Feature(StrEnum):
     FOLDERS = "folders"
     PKI_ROTATE = "pki.rotate"
     DOWNLOADS = "downloads"
+    IMAGES = "images"
     REPLICAS_SHARDS = "replicas.shards"
 
 
@@ -65,8 +66,29 @@ class AgentInfo(WireModel):
     time: str | None = None
 
 
+class PcieLink(WireModel):
+    """The PCIe link of a card: lanes in use against the card's own, and the generation that card and slot allow
+    together against the card's own. The generation in use is left out: it drops while a card idles.
+    """
+
+    lanes: int | None = None
+    card_lanes: int | None = None
+    generation: int | None = None
+    card_generation: int | None = None
+    bytes_per_second: Whole | None = None
+    card_bytes_per_second: Whole | None = None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the link is known to have fewer lanes, or an older generation, than the card could use."""
+        pairs = ((self.lanes, self.card_lanes), (self.generation, self.card_generation))
+        return any(used is not None and own is not None and used < own for used, own in pairs)
+
+
 class GpuCapability(WireModel):
-    """One GPU. None is unknown; a field that cannot be read never drops the card."""
+    """One GPU, or one MIG slice in place of its card (`parent_uuid`). None is unknown; a field that cannot be read
+    never drops the card. `shares_host_memory` means that it has no memory of its own.
+    """
 
     uuid: str
     index: int | None = None
@@ -75,6 +97,10 @@ class GpuCapability(WireModel):
     shares_host_memory: bool | None = None
     compute_capability: str | None = None
     driver_version: str | None = None
+    parent_uuid: str | None = None
+    pci_address: str | None = None
+    pcie: PcieLink | None = None
+    lost: bool = False
     problem: str | None = None
 
 

@@ -2,6 +2,10 @@
 # Installs the Mirbad agent from this folder and, with join parameters, joins a master and starts it.
 #
 #   sudo ./install.sh [--node-id ID --enroll-url URL --ca-hash HASH [--address A] [--rekey --node-uid UID]]
+#                     [--llama-server PATH] [--vllm-command COMMAND] [--nvidia-smi PATH]
+#
+# The paths are written to agent.json: where this machine's engines and its driver's program are. Without an engine path
+# the agent uses what it finds (llama.cpp's wheel, containers), and the join says what that is.
 #
 # The join token is read from MIRBAD_JOIN_TOKEN or asked for; it is never on a command line. Run it again with a newer
 # folder to upgrade: configuration, identity and running engines stay.
@@ -53,6 +57,36 @@ install -d -m 0750 -o root -g "$user" "$(dirname "$config")"
 install -d -m 0700 -o "$user" -g "$user" "$state"
 [ -d "$models" ] || install -d -m 0755 -o "$user" -g "$user" "$models"
 [ -e "$config" ] || install -m 0640 -o root -g "$user" "$here/agent.json.example" "$config"
+
+set_field() {
+    "$base/current/bin/python" - "$config" "$1" "$2" <<'PYTHON'
+import json, os, sys
+path, name, value = sys.argv[1:]
+with open(path) as file:
+    fields = json.load(file)
+fields[name] = value
+with open(path + ".new", "w") as file:
+    json.dump(fields, file, indent=2)
+    file.write("\n")
+seen = os.stat(path)
+os.chown(path + ".new", seen.st_uid, seen.st_gid)
+os.chmod(path + ".new", seen.st_mode & 0o777)
+os.replace(path + ".new", path)
+PYTHON
+}
+
+left=$#
+while [ "$left" -gt 0 ]; do
+    word=$1; shift; left=$((left - 1))
+    case $word in
+        --llama-server|--vllm-command|--nvidia-smi)
+            [ "$left" -gt 0 ] || fail "$word needs a value"
+            set_field "$(echo "${word#--}" | tr - _)" "$1"
+            echo "Set $(echo "${word#--}" | tr - _) in $config"
+            shift; left=$((left - 1)) ;;
+        *) set -- "$@" "$word" ;;
+    esac
+done
 
 systemd=no
 if [ -d /run/systemd/system ]; then

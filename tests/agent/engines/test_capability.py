@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.capability import list_folders, read_capabilities
-from agent.config import AgentConfig
+from agent.capability import list_folders, path_warnings, read_capabilities
+from agent.config import AgentConfig, BadConfig, read_config
+from agent.running import Instances
 from agent.telemetry import gpu, memory, smi
 from agent.telemetry.host import host_status
 from agent.telemetry.nvml import Card, Cards, NoDriver
@@ -25,13 +26,17 @@ PC = {
 }  # fmt: skip
 GB10 = {"uuid": "GPU-2", "name": "NVIDIA GB10", "compute": "12.1", "utilization": 3, "temperature": 40}
 
+DISCRETE = {Feature.GPUS_UUIDS, Feature.ADMISSION_DISCRETE, Feature.LAUNCH_ENV, Feature.IMAGES_DIGEST_PINNED}
+
 PROBE = """
 import asyncio, json, sys
 from pathlib import Path
 from agent.capability import read_capabilities
 from agent.config import AgentConfig
 from agent.telemetry.gpu import gpu_statuses
-config = AgentConfig(state_dir=Path(sys.argv[1]), models_root=Path(sys.argv[1]), nvidia_smi=sys.argv[2])
+own = Path(sys.argv[1]) / "agent.json"
+fields = json.loads(own.read_text()) if own.exists() else {}
+config = AgentConfig(state_dir=Path(sys.argv[1]), models_root=Path(sys.argv[1]), nvidia_smi=sys.argv[2], **fields)
 async def main():
     capabilities = await read_capabilities(config)
     statuses = await gpu_statuses(config.nvidia_smi)
@@ -62,7 +67,7 @@ async def test_a_card_with_its_own_memory_makes_the_node_discrete(tmp_path: Path
     nvml.cards(PC)
     capabilities, statuses = await probe(tmp_path, nvml.env)
     assert capabilities.memory_model is MemoryModel.DISCRETE
-    assert {Feature.GPUS_UUIDS, Feature.ADMISSION_DISCRETE} <= set(capabilities.features)
+    assert set(capabilities.features) & DISCRETE == DISCRETE
     card = capabilities.gpus[0]
     assert (card.uuid, card.name, card.memory_bytes) == ("GPU-1", "RTX 6000 Ada", 48 * 2**30)
     assert (card.compute_capability, card.driver_version, card.shares_host_memory) == ("8.9", "580.95.05", False)
@@ -76,7 +81,7 @@ async def test_a_card_that_shares_the_memory_of_the_machine_reports_none_and_not
     nvml.cards(GB10)
     capabilities, statuses = await probe(tmp_path, nvml.env)
     assert capabilities.memory_model is MemoryModel.UNIFIED
-    assert Feature.GPUS_UUIDS not in capabilities.features
+    assert not set(capabilities.features) & DISCRETE
     assert (capabilities.gpus[0].memory_bytes, capabilities.gpus[0].shares_host_memory) == (None, True)
     assert (statuses[0].total_bytes, statuses[0].used_bytes, statuses[0].power_watts) == (None, None, None)
     assert statuses[0].utilization_percent == 3.0
@@ -190,27 +195,104 @@ async def test_the_host_is_measured_and_a_missing_folder_is_no_error(tmp_path: P
     assert status.load_1m is not None
 
 
-def test_the_memory_model_is_decided_once_and_a_change_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+CARDS = Cards((Card(uuid="GPU-1", index=0, total_bytes=2**34),))
+SHARED = Cards((Card(uuid="GPU-2", index=0, total_bytes=None),))
+
+
+@pytest.mark.parametrize(
+    ("forced", "first", "problem", "model", "reason", "ids"),
+    [
+        (None, CARDS, None, MemoryModel.DISCRETE, "1 GPU(s) reported", [2640]),
+        (None, SHARED, None, MemoryModel.UNIFIED, "1 GPU(s) reported", [2640, 2643]),
+        (None, None, None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2643]),
+        (None, Cards(()), None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2643]),
+        (None, None, "it broke", MemoryModel.UNIFIED, "no GPU can be read (it broke)", [2642, 2640, 2643]),
+        (MemoryModel.UNIFIED, CARDS, None, MemoryModel.UNIFIED, "set in agent.json", [2640, 2644]),
+        (MemoryModel.UNIFIED, None, "it broke", MemoryModel.UNIFIED, "set in agent.json", [2640, 2644]),
+        (MemoryModel.DISCRETE, None, None, MemoryModel.DISCRETE, "set in agent.json", [2640]),
+        (MemoryModel.DISCRETE, CARDS, None, MemoryModel.DISCRETE, "set in agent.json", [2640]),
+    ],
+)
+def test_the_memory_model_is_decided_once_and_what_disagrees_with_it_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, forced, first, problem, model, reason, ids
 ) -> None:
     caplog.set_level("INFO")
-    config = AgentConfig(state_dir=tmp_path / "one")
-    cards = Cards((Card(uuid="GPU-1", index=0, total_bytes=2**34),))
-    assert memory.decided(config, None, "nvidia-smi failed with exit code 9").model is MemoryModel.UNIFIED
+    config = AgentConfig(state_dir=tmp_path / "state", memory_model=forced)
+    decision = memory.decided(config, first, problem)
+    assert (decision.model, decision.reason) == (model, reason)
     for _ in range(3):
-        assert memory.decided(config, cards, None).model is MemoryModel.UNIFIED
-    assert [getattr(record, "id", None) for record in caplog.records] == [2642, 2640, 2643]
+        assert memory.decided(config, CARDS, None) is decision
+    assert [getattr(record, "id", None) for record in caplog.records] == ids
 
 
-def test_the_owners_word_on_the_memory_model_goes_before_the_probe(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_probe_that_fails_in_an_unforeseen_way_means_unified_and_keeps_nobody_from_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO")
-    cards = Cards((Card(uuid="GPU-1", index=0, total_bytes=2**34),))
-    config = AgentConfig(state_dir=tmp_path / "two", memory_model=MemoryModel.UNIFIED)
-    decision = memory.decided(config, cards, None)
-    assert (decision.model, decision.reason) == (MemoryModel.UNIFIED, "set in agent.json")
-    assert [getattr(record, "id", None) for record in caplog.records] == [2644, 2640]
+    async def broken(_: str) -> None:
+        raise ValueError("a field of another shape")
+
+    monkeypatch.setattr(gpu, "look", broken)
+    config = AgentConfig(state_dir=tmp_path / "state", models_root=tmp_path)
+    for _ in range(2):
+        look = await memory.look(config)
+        assert (look.cards, look.decision.model) == (None, MemoryModel.UNIFIED)
+        assert "a field of another shape" in (look.problem or "")
+    assert [record.id for record in caplog.records if hasattr(record, "id")] == [2641]
+    assert (await read_capabilities(config)).gpu_problem == look.problem
+
+
+async def test_an_agent_that_starts_again_decides_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Cards | None] = [None]
+
+    async def look(_: str) -> tuple[Cards | None, None]:
+        return found[0], None
+
+    monkeypatch.setattr(gpu, "look", look)
+    config = AgentConfig(state_dir=tmp_path / "state", models_root=tmp_path)
+    for cards, model in ((None, MemoryModel.UNIFIED), (CARDS, MemoryModel.DISCRETE)):
+        found[0] = cards
+        instances = Instances(config, "f" * 16, lambda _: None)
+        await instances.recover()
+        found[0] = CARDS
+        assert (await read_capabilities(config)).memory_model is model
+        await instances.close()
+
+
+async def test_a_node_that_pulls_by_tag_does_not_say_that_it_pins_images(tmp_path: Path, nvml: FakeNvml) -> None:
+    nvml.cards(PC)
+    (tmp_path / "agent.json").write_text('{"allow_tag_pulls": true}')
+    capabilities, _ = await probe(tmp_path, nvml.env)
+    assert set(capabilities.features) & DISCRETE == DISCRETE - {Feature.IMAGES_DIGEST_PINNED}
+
+
+def test_a_path_in_the_settings_that_leads_nowhere_is_a_warning_of_the_node(tmp_path: Path) -> None:
+    assert path_warnings(AgentConfig()) == ()
+    wrong = AgentConfig(llama_server="/no/llama", vllm_command="/no/vllm --x", nvidia_smi="/no/smi")
+    said = path_warnings(wrong)
+    for name, field in (("/no/llama", "llama_server"), ("/no/vllm", "vllm_command"), ("/no/smi", "nvidia_smi")):
+        assert any(name in one and field in one for one in said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"approved_images": ["engine:3"]}, "approved_images.0: 'engine:3' must be repository@sha256:"),
+        ({"approved_images": ["engine:3@sha256:" + "a" * 64]}, "without a tag"),
+        ({"approved_images": ["engine@sha256:" + "A" * 64]}, "lower case"),
+        ({"vllm_command": "  "}, "vllm_command: an empty text is no command"),
+        ({"vllm_command": "vllm 'x"}, "is not a command line"),
+        ({"download_helper_user": "auto"}, "as its own user"),
+        ({"nvidia_smii": "x"}, "nvidia_smii: there is no such field"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_said_when_the_agent_starts(
+    tmp_path: Path, fields: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "agent.json"
+    path.write_text(json.dumps(fields))
+    with pytest.raises(BadConfig) as refused:
+        read_config(path)
+    assert says in str(refused.value)
 
 
 def test_a_machine_that_does_not_let_its_pci_devices_be_read_has_no_known_card(
