@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -264,7 +264,7 @@ class Server:
         return True
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     """Cancel `tasks` until they are over: what they wait in may lose a cancellation that comes with its own end."""
     pending = set(tasks)
     while pending:
