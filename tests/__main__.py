@@ -44,8 +44,8 @@ SUITES = (
     Suite("unit-and-app", f"not ({_LONG})", parallel=2),
     Suite("postgres", f"not ({_LONG}) and not unit", parallel=2, postgres=True),
     Suite("e2e", "e2e or container", parallel=2),
-    Suite("faults", "faults"),
-    Suite("browser", "browser"),
+    Suite("faults", "faults", parallel=2),
+    Suite("browser", "browser", parallel=2),
 )
 
 
