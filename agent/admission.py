@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from agent.config import AgentConfig
 from agent.errors import AgentError
+from agent.wire import budget
+from agent.wire.budget import GIB
 from agent.wire.errors import AgentCode
 
-GIB = 1024**3
 HOST_LANE = "host"
 
 
@@ -29,17 +30,18 @@ class Need:
 
     def share(self) -> int | None:
         """Bytes on each of its GPUs; the budget is split evenly."""
-        return None if self.gpu_bytes is None or not self.gpu_uuids else -(-self.gpu_bytes // len(self.gpu_uuids))
+        return budget.share(self.gpu_bytes, len(self.gpu_uuids))
 
 
 @dataclass(frozen=True)
 class Room:
-    """What is free now. None is not reported. `gpu_free` is per UUID; `gpu_labels` are words for a person."""
+    """What is free now. None is not reported. `gpu_free` is per UUID; `gpu_labels` and `node` are for a person."""
 
     host_available: int | None
     host_total: int | None
     gpu_free: dict[str, int | None]
     gpu_labels: dict[str, str]
+    node: str = ""
 
 
 def reserve_bytes(config: AgentConfig, total: int | None, setting: int | None = None) -> int:
@@ -58,28 +60,25 @@ def reserve_bytes(config: AgentConfig, total: int | None, setting: int | None = 
 def admit(need: Need, room: Room, others: Iterable[Need], reserve: int) -> None:
     """AgentError ADMISSION_REFUSED, naming the part that is short and its numbers. What is unknown refuses nothing."""
     waiting = list(others)
-    if need.host_bytes is not None and room.host_available is not None:
-        taken = sum(other.host_bytes or 0 for other in waiting)
-        free = room.host_available - reserve - taken
-        if need.host_bytes > free:
-            raise _refusal("host memory", need.host_bytes, free, None)
+    taken = sum(other.host_bytes or 0 for other in waiting)
+    free = budget.usable(room.host_available, reserve, taken)
+    if need.host_bytes is not None and free is not None and need.host_bytes > free:
+        raise _refusal(room, "host memory", need.host_bytes, free, None)
     share = need.share()
     if share is None:
         return
     for uuid in need.gpu_uuids:
-        known = room.gpu_free.get(uuid)
-        if known is None:
-            continue
-        left_alone = need.gpu_reserve.get(uuid, 0)
-        free = known - left_alone - sum(other.share() or 0 for other in waiting if uuid in other.gpu_uuids)
-        if share > free:
-            raise _refusal(room.gpu_labels.get(uuid, uuid), share, free, uuid)
+        taken = sum(other.share() or 0 for other in waiting if uuid in other.gpu_uuids)
+        free = budget.usable(room.gpu_free.get(uuid), need.gpu_reserve.get(uuid), taken)
+        if free is not None and share > free:
+            raise _refusal(room, room.gpu_labels.get(uuid, uuid), share, free, uuid)
 
 
-def _refusal(part: str, needed: int, free: int, gpu: str | None) -> AgentError:
+def _refusal(room: Room, part: str, needed: int, free: int, gpu: str | None) -> AgentError:
+    where = f" on node {room.node}" if room.node else ""
     detail = (
-        f"Not enough memory: the model needs about {needed / GIB:.1f} GiB and {max(0, free) / GIB:.1f} GiB can be used "
-        f"({part}). Stop another model, choose a smaller budget, or start it anyway."
+        f"Not enough memory: the model needs about {needed / GIB:.1f} GiB and {max(0, free) / GIB:.1f} GiB can be used"
+        f"{where} ({part}). Stop another model, choose a smaller budget, or start it anyway."
     )
     fields = {"part": "gpu" if gpu else "host", "neededBytes": needed, "freeBytes": max(0, free), "gpuUuid": gpu}
     return AgentError(AgentCode.ADMISSION_REFUSED, detail, fields)

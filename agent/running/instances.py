@@ -102,7 +102,8 @@ class Instances:
         self._yard.cards, self._yard.memory_model = look.cards, look.decision.model
 
     def _keeper(self, record: Record) -> Keeper:
-        return Keeper(record, self._yard, room.need_of(record.spec, None), room.lanes_of(record.spec))
+        need = room.need_of(record.spec, None, self._yard.memory_model)
+        return Keeper(record, self._yard, need, room.lanes_of(record.spec))
 
     async def launch(self, instance_id: str, operation_id: str, spec: LaunchSpec) -> InstanceView:
         """Start an engine and return at once; the same operation again gets the same instance.
@@ -123,7 +124,8 @@ class Instances:
                 return known
             if (earlier := self._keepers.get(instance_id)) is not None:
                 await earlier.wait_final()
-            need, lanes = room.need_of(spec, source), room.lanes_of(spec)
+            need = room.need_of(spec, source, self._yard.memory_model)
+            lanes = room.lanes_of(spec)
             record = Record(
                 instance_id=instance_id, operation_id=operation_id, spec=spec, api_key=secrets.token_urlsafe(32)
             )

@@ -9,20 +9,27 @@ from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
 from agent.runtimes.base import Source
 from agent.telemetry import gpu, host
-from agent.telemetry.nvml import NoDriver
-from agent.wire.capability import Runtime
+from agent.telemetry.nvml import Card, NoDriver
+from agent.wire import budget
+from agent.wire.capability import MemoryModel, Runtime
 from agent.wire.errors import AgentCode
 from agent.wire.instances import LaunchSpec
 
 
-def need_of(spec: LaunchSpec, source: Source | None) -> Need:
-    """The budgets of the spec, or the runtime's estimate for the host."""
-    host_bytes = spec.host_memory_budget_bytes
-    if host_bytes is None:
+def need_of(spec: LaunchSpec, source: Source | None, memory_model: MemoryModel) -> Need:
+    """The budgets of the spec, or the runtime's estimate for the host.
+
+    Where GPUs share the host's memory there is one budget, and all of it is taken from the host.
+    """
+    host_bytes, gpu_bytes = spec.host_memory_budget_bytes, spec.gpu_memory_budget_bytes
+    if memory_model is MemoryModel.UNIFIED and gpu_bytes is not None:
+        # The estimate counts the weights, which are in the budget already.
+        host_bytes, gpu_bytes = budget.on_shared_memory(host_bytes, gpu_bytes), None
+    elif host_bytes is None:
         host_bytes = RUNTIMES[spec.runtime].host_memory_bytes(spec, source)
     return Need(
         host_bytes=host_bytes,
-        gpu_bytes=spec.gpu_memory_budget_bytes,
+        gpu_bytes=gpu_bytes,
         gpu_uuids=spec.gpu_uuids,
         host_reserve=spec.host_reserve_bytes,
         gpu_reserve=spec.gpu_reserve_bytes,
@@ -44,14 +51,20 @@ async def check(yard: Yard, key: str, need: Need, *, force: bool) -> None:
     gpu_free: dict[str, int | None] = {}
     labels: dict[str, str] = {}
     if need.gpu_uuids:
-        statuses = await gpu.gpu_statuses(yard.config.nvidia_smi)
-        for number, status in enumerate(statuses):
-            total, used = status.total_bytes, status.used_bytes
-            gpu_free[status.uuid] = None if total is None or used is None else total - used
-            labels[status.uuid] = f"GPU {number}"
+        for card in await _cards(yard):
+            total, used = card.total_bytes, card.used_bytes
+            gpu_free[card.uuid] = None if total is None or used is None else total - used
+            labels[card.uuid] = f"GPU {card.index}" if card.index is not None else card.uuid
     available, total = await asyncio.to_thread(lambda: (host.available_memory_bytes(), host.total_memory_bytes()))
-    room = Room(host_available=available, host_total=total, gpu_free=gpu_free, gpu_labels=labels)
+    room = Room(host_available=available, host_total=total, gpu_free=gpu_free, gpu_labels=labels, node=yard.node)
     admission.admit(need, room, yard.starts.others(key), admission.reserve_bytes(yard.config, total, need.host_reserve))
+
+
+async def _cards(yard: Yard) -> tuple[Card, ...]:
+    try:
+        return (await gpu.cards(yard.config.nvidia_smi)).cards
+    except NoDriver:
+        return ()
 
 
 async def require_gpus(yard: Yard, spec: LaunchSpec) -> None:

@@ -1,6 +1,8 @@
 """Room for one more engine, and whose turn it is."""
 
 import asyncio
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 from agent.admission import GIB, Need, Room, Starts, admit, reserve_bytes
 from agent.config import AgentConfig
 from agent.errors import AgentError
-from agent.wire.capability import Runtime
+from agent.running.room import need_of
+from agent.telemetry.nvml import Card, Cards
+from agent.wire.capability import MemoryModel, Runtime
 from agent.wire.errors import AgentCode
-from agent.wire.instances import InstanceState, SourceSpec
+from agent.wire.instances import InstanceState, LaunchSpec, SourceSpec
 from tests.agent.engines.conftest import Node, spec
 
 
@@ -31,6 +35,42 @@ def test_a_refusal_names_the_part_and_its_numbers() -> None:
         admit(Need(1, 20 * GIB, ("a", "b")), room(a=12 * GIB, b=9 * GIB), [], 0)
     assert "GPU 1" in gpu.value.detail
     assert gpu.value.fields["gpuUuid"] == "b"
+
+
+@pytest.mark.unit
+def test_a_refusal_names_the_node() -> None:
+    with pytest.raises(AgentError) as refused:
+        admit(Need(1, 20 * GIB, ("b",)), Room(None, None, {"b": 9 * GIB}, {"b": "GPU 1"}, "pc-1"), [], 0)
+    assert "9.0 GiB can be used on node pc-1 (GPU 1)." in refused.value.detail
+    with pytest.raises(AgentError) as refused:
+        admit(Need(5 * GIB, None, ()), Room(GIB, GIB, {}, {}, "pc-1"), [], 0)
+    assert "on node pc-1 (host memory)." in refused.value.detail
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("model", "host", "gpu", "args", "gpus", "needs"),
+    [
+        # a discrete node: a share for each card, and a host part of its own
+        (MemoryModel.DISCRETE, None, 40 * GIB, (), 2, (10 * GIB, 20 * GIB)),
+        (MemoryModel.DISCRETE, None, 40 * GIB, ("--swap-space", "1"), 2, (4 * GIB, 20 * GIB)),
+        (MemoryModel.DISCRETE, 7 * GIB, 40 * GIB, ("--swap-space", "1"), 2, (7 * GIB, 20 * GIB)),
+        # shared memory: one budget, from the host
+        (MemoryModel.UNIFIED, None, 40 * GIB, (), 0, (42 * GIB, None)),
+        (MemoryModel.UNIFIED, 7 * GIB, 40 * GIB, (), 0, (47 * GIB, None)),
+        (MemoryModel.UNIFIED, 7 * GIB, None, (), 0, (7 * GIB, None)),
+    ],
+)
+def test_what_a_launch_needs_is_counted_by_the_memory_model(model, host, gpu, args, gpus, needs) -> None:
+    launch = spec(
+        runtime=Runtime.VLLM,
+        args=args,
+        gpu_uuids=tuple(f"GPU-{number}" for number in range(gpus)),
+        host_memory_budget_bytes=host,
+        gpu_memory_budget_bytes=gpu,
+    )
+    need = need_of(launch, None, model)
+    assert (need.host_bytes, need.share()) == needs
 
 
 @pytest.mark.unit
@@ -158,3 +198,89 @@ async def test_gpus_that_are_not_here_are_named(node: Node) -> None:
     with pytest.raises(AgentError) as refused:
         await node.instances.launch("i1", "op1", spec(gpu_uuids=("GPU-9",)))
     assert refused.value.code is AgentCode.GPU_MISSING
+
+
+SLOW_SERVER = f"""#!{sys.executable}
+import http.server, pathlib, sys
+port, name = int(sys.argv[sys.argv.index("--port") + 1]), sys.argv[sys.argv.index("--alias") + 1]
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if pathlib.Path(__file__).with_name("go-" + name).exists() else 503)
+        self.end_headers()
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+async def cards(
+    config: AgentConfig, make_node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Node, Callable[..., LaunchSpec], Callable[[str], None]]:
+    """A node of two cards of 16 GiB whose engines are ready when they are told; specs for it; and telling them."""
+
+    async def found(_: str = "") -> Cards:
+        one = {"total_bytes": 16 * GIB, "used_bytes": 2 * GIB}
+        return Cards(tuple(Card(uuid=f"GPU-{letter}", index=at, **one) for at, letter in enumerate("ab")))
+
+    monkeypatch.setattr("agent.telemetry.gpu.cards", found)
+    server = tmp_path / "llama-server"
+    server.write_text(SLOW_SERVER)
+    server.chmod(0o755)
+    (config.models_root / "small").mkdir()
+    (config.models_root / "small" / "small.gguf").write_bytes(b"GGUF")
+    node = make_node(config.model_copy(update={"llama_server": str(server)}))
+    await node.instances.recover()
+
+    def wish(name: str, *gpus: str, gib: int = 1, **changes: object) -> LaunchSpec:
+        values: dict[str, object] = {
+            "runtime": Runtime.LLAMA_CPP, "source": SourceSpec(folder="small"), "args": (), "model_id": name,
+            "served_names": (name,), "gpu_uuids": gpus, "gpu_memory_budget_bytes": gib * GIB,
+            "host_memory_budget_bytes": 0,
+        }  # fmt: skip
+        return spec(**values | changes)
+
+    return node, wish, lambda name: server.with_name(f"go-{name}").touch()
+
+
+async def test_two_starts_on_one_gpu_follow_each_other_and_those_on_other_gpus_run_beside_them(cards) -> None:
+    node, wish, go = cards
+    await node.instances.launch("one", "op1", wish("one", "GPU-a"))
+    await node.instances.launch("both", "op2", wish("both", "GPU-a", "GPU-b"))
+    await node.instances.launch("other", "op3", wish("other", "GPU-b"))
+    await node.instances.launch("host", "op4", wish("host"))
+    await node.instances.launch("host2", "op5", wish("host2"))
+    for name in ("one", "other", "host"):
+        await node.until(name, InstanceState.LOADING)
+    assert [node.instances.view(name).state for name in ("both", "host2")] == [InstanceState.PREPARING] * 2
+    go("one")
+    await node.until("one", InstanceState.READY)
+    assert node.instances.view("both").state is InstanceState.PREPARING, "the other of its cards is still taken"
+    go("other")
+    go("host")
+    await node.until("both", InstanceState.LOADING)
+    await node.until("host2", InstanceState.LOADING)
+
+
+async def test_a_start_that_waited_for_a_gpu_is_asked_again_whether_it_fits(cards) -> None:
+    node, wish, go = cards
+    await node.instances.launch("one", "op1", wish("one", "GPU-a"))
+    await node.instances.launch("big", "op2", wish("big", "GPU-a", gib=15))
+    await node.until("one", InstanceState.LOADING)
+    go("one")
+    ended = await node.until("big", InstanceState.EXITED)
+    assert ended.reason_code == "admission_refused"
+    assert "14.0 GiB can be used on node n1 (GPU 0)" in (ended.reason or "")
+
+
+async def test_a_reserve_counts_for_its_card_alone_and_force_skips_memory_and_not_the_turn(cards) -> None:
+    node, wish, _ = cards
+    reserve = {"gpu_reserve_bytes": {"GPU-b": 6 * GIB}}
+    await node.instances.launch("one", "op1", wish("one", "GPU-a", gib=14, **reserve))
+    with pytest.raises(AgentError) as refused:
+        await node.instances.launch("two", "op2", wish("two", "GPU-b", gib=9, **reserve))
+    assert (refused.value.fields["gpuUuid"], refused.value.fields["freeBytes"]) == ("GPU-b", 8 * GIB)
+    await node.instances.launch("two", "op3", wish("two", "GPU-b", gib=9, force=True, **reserve))
+    await node.until("two", InstanceState.LOADING)
+    await node.instances.launch("three", "op4", wish("three", "GPU-b", force=True))
+    await asyncio.sleep(0.3)
+    assert node.instances.view("three").state is InstanceState.PREPARING
