@@ -31,6 +31,11 @@ def take(model_id: str, holder_kind: str, holder_id: str, words: str) -> None:
         events.changed(model_id)
 
 
+def require_known(model_id: str) -> None:
+    """Lock the model as `require_free` does, whoever holds it. Raises NotFound."""
+    _lock(model_id)
+
+
 def release(model_id: str, holder_id: str) -> bool:
     """Let go of `model_id`; False when `holder_id` does not hold it (any more)."""
     with transaction.atomic():

@@ -16,7 +16,7 @@ from agent.wire.instances import InstanceState, InstanceView
 from agent.wire.status import NodeStatus
 from mirbad.kernel import bulk, clock
 from mirbad.kernel.redact import redact
-from models_app import events, routing
+from models_app import events, intents, routing, strays
 from models_app.models import Placement
 from models_app.states import FAILED, READY, STARTING, STOPPED, STOPPING, UNHEALTHY, UNKNOWN
 
@@ -61,7 +61,8 @@ def observe(node_id: str, status: NodeStatus) -> int:
     views = {view.instance_id: view for view in status.instances}
     moment = _Moment(status.boot_id, status.seq)
     with transaction.atomic():
-        placements = Placement.objects.select_for_update().filter(node_id_text=node_id).order_by("pk")
+        placements = list(Placement.objects.select_for_update().filter(node_id_text=node_id).order_by("pk"))
+        strays.observe({node_id: status}, placements)
         return _write(placements, views, moment)
 
 
@@ -73,6 +74,7 @@ def observe_many(statuses: Mapping[str, NodeStatus]) -> int:
         rows: dict[str, list[Placement]] = {}
         for placement in Placement.objects.select_for_update().filter(node_id_text__in=statuses).order_by("pk"):
             rows.setdefault(placement.node_id_text, []).append(placement)
+        strays.observe(statuses, (placement for placements in rows.values() for placement in placements))
         changes = _Changes()
         for node_id, placements in rows.items():
             views = {view.instance_id: view for view in statuses[node_id].instances}
@@ -117,6 +119,9 @@ class _Changes:
     def __init__(self) -> None:
         self._same: list[tuple[Any, tuple[str, int, datetime]]] = []
         self._changed: list[str] = []
+        self._running: list[tuple[Placement, str]] = []
+        self._stopped: list[tuple[Placement, str]] = []
+        self._failed: list[UUID] = []
         self._routed = False
 
     def take(self, placements: Iterable[Placement], views: dict[str, InstanceView], moment: _Moment) -> None:
@@ -126,20 +131,33 @@ class _Changes:
             if not moment.is_later_than(placement):
                 continue
             seen = _seen(placement, views.get(str(placement.pk)))
-            if _steady(placement, seen):
+            if _steady(placement, seen) and placement.observed_boot in ("", moment.boot_id):
                 self._same.append((placement.pk, (moment.boot_id, moment.seq, now)))
             elif _write_one(placement.pk, seen, moment):
                 self._changed.append(placement.model_id)
+                self._learn(placement, seen, moment.boot_id)
                 self._routed |= any(getattr(placement, column) != seen[column] for column in _ROUTED)
 
     def end(self) -> int:
         """Stamp what stayed as it was, tell of what did not; how many changed."""
         bulk.update_each(Placement, ("observed_boot", "observed_seq", "observed_at"), self._same)
+        intents.learn(self._running, self._stopped)
+        if self._failed:
+            intents.forget(self._failed)
         if self._routed:
             routing.bump()
         for model_id in _once(self._changed):
             events.changed(model_id)
         return len(self._changed)
+
+    def _learn(self, placement: Placement, seen: dict[str, Any], boot_id: str) -> None:
+        observed = seen["observed"]
+        if observed in (STARTING, READY):
+            self._running.append((placement, boot_id))
+        elif observed == STOPPED and seen["observed_view"].get("state") != InstanceState.LOST.value:
+            self._stopped.append((placement, boot_id))
+        elif observed == FAILED:
+            self._failed.append(placement.pk)
 
 
 def _write_one(pk: Any, seen: dict[str, Any], moment: _Moment) -> bool:

@@ -4,6 +4,7 @@ Weights that the model's repository has and its node lacks are downloaded first,
 begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 from agent.wire.downloads import DownloadSpec, DownloadState
@@ -17,9 +18,10 @@ from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.conf import settings
-from models_app import registry
-from models_app.models import Placement
+from models_app import intents, registry
+from models_app.models import Placement, RunningIntent
 from models_app.placement import apply
+from models_app.states import RUNNING
 from nodes.errors import AgentRefused
 
 NAME = "launch"
@@ -135,6 +137,9 @@ def _waiting(step: Step) -> Outcome:
         raise StepFailed("instance_lost", text, final=True)
     if view.state in instances.FINAL:
         instances.refresh(step)
+        if view.state == InstanceState.LOST and not step.state.get("restarted"):
+            turns = instances.next_turn(replace(step, stage=STARTING))
+            return Go(CHECKING, "The machine was restarted meanwhile: starting again.", {"restarted": True, **turns})
         raise starting.died(view)
     if view.state == InstanceState.READY:
         instances.refresh(step)
@@ -177,10 +182,13 @@ def _ended(step: Step, outcome: str, code: str) -> None:
         error_code=code or ("cancelled" if outcome == CANCELLED else ""),
     )
     # A model that failed to start is not tried for ever: someone looks, changes something, and starts it again.
-    if outcome == FAILED and code not in KEEPS_DESIRED:
-        placement = Placement.objects.filter(pk=step.target_id).first()
-        if placement is not None:
-            apply.want_stopped(placement)
+    placement = Placement.objects.filter(pk=step.target_id).first() if outcome == FAILED else None
+    if placement is None:
+        return
+    if code not in KEEPS_DESIRED:
+        apply.want_stopped(placement)
+    elif placement.desired == RUNNING:
+        intents.ask([placement], RunningIntent.ASKED)
 
 
 KIND = Kind(

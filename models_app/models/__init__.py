@@ -2,6 +2,7 @@
 
 from models_app.models.definition import ModelDefinition, ModelSource
 from models_app.models.hold import Hold
+from models_app.models.intent import RunningIntent, StrayInstance
 from models_app.models.key import ApiKey
 from models_app.models.placement import Placement
 from models_app.models.routing import RoutingVersion
@@ -16,5 +17,7 @@ __all__ = [
     "ModelSource",
     "Placement",
     "RoutingVersion",
+    "RunningIntent",
+    "StrayInstance",
     "UsageDay",
 ]

@@ -11,7 +11,7 @@ from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import NotFound
 from mirbad.kernel.guarded import try_transition
 from mirbad.kernel.ids import new_uid
-from models_app import events, holds, queries, routing
+from models_app import events, holds, intents, queries, routing
 from models_app.errors import ModelPlaced, PlacementChanged, PlacementInvalid, UseUnplace
 from models_app.models import ModelDefinition, Placement
 from models_app.placement import feasible, reconcile, shared
@@ -200,6 +200,8 @@ def set_desired(placement: Placement, desired: str, config_hash: str = "") -> bo
     if not changed and not (row.update(**also) if also else row.exists()):
         raise NotFound(f"Model {placement.model_id!r} stands on node {placement.node_id_text!r} no more.")
     if desired == STOPPED:
+    if desired == STOPPED:
+        intents.forget([placement.pk])
     routing.bump()
     events.changed(placement.model_id)
     return changed

@@ -6,8 +6,9 @@ from audit.models import AuditLine
 from jobs import requests
 from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
-from models_app import holds
+from models_app import holds, intents
 from models_app.models import Placement
+from models_app.placement import apply
 from nodes.models import Node
 from tests.jobs.agents import DIES, READY
 from tests.models_app.things import PERSON, node, placed
@@ -17,9 +18,15 @@ pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
 @pytest.fixture(autouse=True)
 def _machine() -> None:
-    node("pc-1")
+    node("pc-1", boot_id="boot-1")
     placed()
+    wanted()
+
+
+def wanted() -> None:
+    """Every model is to run, and waits for its node to start it."""
     Placement.objects.update(desired="running", observed="stopped")
+    intents.ask(Placement.objects.all(), "asked")
 
 
 def test_a_model_that_should_run_is_started_in_the_name_of_autostart(agent, finish) -> None:
@@ -64,7 +71,7 @@ def test_one_model_a_node_starts_at_a_time(agent, finish) -> None:
     node("pc-2")
     placed("second")
     placed("other", "pc-2")
-    Placement.objects.update(desired="running")
+    wanted()
     agent.plan = [READY]
     assert resume_once() == 2
     assert set(Operation.objects.values_list("model_id_text", flat=True)) == {"tiny", "other"}
@@ -76,9 +83,8 @@ def test_one_model_a_node_starts_at_a_time(agent, finish) -> None:
 
 def test_a_model_marked_to_start_with_the_master_is_wanted_when_it_comes_up(agent, finish) -> None:
     placed("marked", autoStart=True)
-    placed("held", autoStart=True)
-    holds.take("held", "job", "job-1", "a benchmark")
-    Placement.objects.update(desired="stopped")
+    for placement in Placement.objects.all():
+        apply.set_desired(placement, "stopped")
     assert (autostart(), autostart()) == (1, 0)
     assert list(Placement.objects.filter(desired="running").values_list("model_id", flat=True)) == ["marked"]
     assert resume_once() == 1
