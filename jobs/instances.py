@@ -17,6 +17,10 @@ from nodes.link import client
 FINAL = frozenset({InstanceState.EXITED, InstanceState.LOST})
 # A refusal with one of these may be gone on the next try; all other 4xx stand until something changes.
 PASSING = frozenset({AgentCode.START_CONFLICT, AgentCode.NOT_APPROVED, AgentCode.NOT_READY})
+# The wish to run outlives these: the model is started when its node works again.
+KEEPS_DESIRED = frozenset(
+    {"node_offline", "node_incompatible", "node_pending_takeover", "master_fenced", "unavailable"}
+)
 SERVER_ERROR = 500
 ERROR_TRIES = 4
 STOP_GRACE_SECONDS = 10.0

@@ -1,7 +1,8 @@
 """Launch a model: (stopping →) checking → (downloading →) starting → waiting → done, or cancelling → the end.
 
 Weights that the model's repository has and its node lacks are downloaded first, then all is checked again. A restart
-begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends.
+begins at `stopping`. Whoever cancels gets the engine stopped before the operation ends. Each shard of a replica has a
+launch of its own; they meet at rank 0, and when one ends without success so do the others (`jobs.shards`).
 """
 
 from dataclasses import replace
@@ -11,7 +12,7 @@ from agent.wire.downloads import DownloadSpec, DownloadState
 from agent.wire.errors import AgentCode
 from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView
 from audit import log as audit_log
-from jobs import artifacts, instances, starting
+from jobs import artifacts, instances, shards, starting
 from jobs.base import Cancelled, Done, Go, Kind, Outcome, Stage, Step, Wait
 from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
@@ -34,10 +35,7 @@ CANCELLING = "cancelling"
 
 _LOOK_SECONDS = 0.7
 _MARGIN = timedelta(seconds=60)
-# The wish to run outlives these: the model is started when its node works again.
-KEEPS_DESIRED = frozenset(
-    {"node_offline", "node_incompatible", "node_pending_takeover", "master_fenced", "unavailable"}
-)
+KEEPS_DESIRED = instances.KEEPS_DESIRED
 
 
 def _patient(stage: Stage) -> Stage:
@@ -54,6 +52,18 @@ def _patient(stage: Stage) -> Stage:
             raise StepFailed(failure.step_code, f"{failure.detail} {text}", final=True) from failure
 
     return run
+
+
+def _together(stage: Stage) -> Stage:
+    """Of a replica's shards none goes on alone."""
+
+    def run(step: Step) -> Outcome:
+        trouble = None if step.cancel_requested else shards.trouble(step)
+        if trouble is None:
+            return stage(step)
+        return Go(CANCELLING, trouble.text, {"why": dict(trouble.why)} if trouble.why else {"gaveUp": True})
+
+    return _patient(run)
 
 
 def _stopping(step: Step) -> Outcome:
@@ -90,6 +100,8 @@ def _checking(step: Step) -> Outcome:
         return Wait(_LOOK_SECONDS, {"text": "Waiting for the engine that ends."})
     if view.operation_id.startswith(f"{step.operation_id}:"):
         return Go(WAITING, "The node has taken the order.", {"key": view.operation_id})
+    if shards.of(step.input) is not None:
+        return Go(STOPPING, "An engine of an earlier start runs there: stopping it.")
     current = registry.config_hash(placement.model, placement, node)
     if (view.config_hash, view.generation) != (current, placement.generation):
         text = "An engine with other settings runs there; restart the model to apply the present ones."
@@ -116,6 +128,11 @@ def _starting(step: Step) -> Outcome:
     placement = instances.placement_of(step)
     node = starting.ready_node(step)
     spec = registry.launch_spec(placement, node, force=bool(step.input.get("force")))
+    if shards.of(step.input) is not None:
+        meeting = shards.rendezvous(step, placement)
+        if meeting is None:
+            return Wait(_LOOK_SECONDS, {"text": "Waiting until shard 0 has chosen where to meet."})
+        spec = spec.model_copy(update={"rendezvous": meeting})
     key = starting.key_of(step, spec)
     try:
         view = instances.launch(step, spec, key)
@@ -142,6 +159,8 @@ def _waiting(step: Step) -> Outcome:
             return Go(CHECKING, "The machine was restarted meanwhile: starting again.", {"restarted": True, **turns})
         raise starting.died(view)
     if view.state == InstanceState.READY:
+        if shards.head_is_open(step):
+            return Wait(_LOOK_SECONDS, {"text": "Its part is up; waiting for the whole replica."})
         instances.refresh(step)
         took = f" after {view.start_seconds:.1f} s" if view.start_seconds is not None else ""
         return Done(f"Ready{took}.", {"startSeconds": view.start_seconds})
@@ -195,11 +214,11 @@ KIND = Kind(
     name=NAME,
     lane="run",
     stages={
-        STOPPING: _patient(_stopping),
-        CHECKING: _patient(_checking),
-        DOWNLOADING: _patient(_downloading),
-        STARTING: _patient(_starting),
-        WAITING: _patient(_waiting),
+        STOPPING: _together(_stopping),
+        CHECKING: _together(_checking),
+        DOWNLOADING: _together(_downloading),
+        STARTING: _together(_starting),
+        WAITING: _together(_waiting),
         CANCELLING: _cancelling,
     },
     ended=_ended,
