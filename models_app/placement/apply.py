@@ -200,7 +200,6 @@ def set_desired(placement: Placement, desired: str, config_hash: str = "") -> bo
     if not changed and not (row.update(**also) if also else row.exists()):
         raise NotFound(f"Model {placement.model_id!r} stands on node {placement.node_id_text!r} no more.")
     if desired == STOPPED:
-    if desired == STOPPED:
         intents.forget([placement.pk])
     routing.bump()
     events.changed(placement.model_id)
