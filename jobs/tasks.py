@@ -5,6 +5,7 @@ from jobs.base import STEP
 from jobs.loops import ca_rotation
 from jobs.loops.renew import renew_once
 from jobs.loops.resume import resume_once
+from jobs.loops.strays import stop_strays_once
 from jobs.loops.sweep import sweep_once
 from jobs.loops.takeover import look_once
 from mirbad.tasking.tasks import tick
@@ -44,3 +45,9 @@ def look_after_the_ca() -> None:
 def resume() -> None:
     """Start what should run and does not."""
     resume_once()
+
+
+@tick("jobs.strays")
+def stop_strays() -> None:
+    """Stop engines that are left over on nodes on which their models have no place."""
+    stop_strays_once()

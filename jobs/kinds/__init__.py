@@ -1,13 +1,14 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import ca_rotation, download, launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import ca_rotation, download, launch, revoke, rotate_cert, stop, sweep, takeover
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         launch.KIND,
         stop.KIND,
+        sweep.KIND,
         takeover.KIND,
         takeover.CONTINUATION,
         rotate_cert.KIND,

@@ -28,6 +28,7 @@ class BadSettings(Exception):
 
 Duration = Annotated[timedelta, BeforeValidator(values.parse_duration)]
 Wait = Annotated[Duration, Field(ge=timedelta(seconds=1))]
+Pause = Annotated[Duration, Field(gt=timedelta(0))]
 Names = Annotated[tuple[str, ...], BeforeValidator(values.split)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -73,6 +74,13 @@ class Settings(BaseModel):
     pki_flag_interval: Duration = timedelta(minutes=5)
     agent_certificate_life: Annotated[Duration, Field(ge=timedelta(seconds=10))] = timedelta(days=90)
     revoke_stop_timeout: Duration = timedelta(seconds=30)
+    moves_poll_interval: Pause = timedelta(seconds=1)
+    moves_retry_interval: Pause = timedelta(seconds=2)
+    moves_sweep_interval: Pause = timedelta(seconds=5)
+    moves_stop_timeout: Pause = timedelta(minutes=2)
+    moves_start_target_timeout: Pause = timedelta(minutes=10)
+    moves_resume_node_wait: Pause = timedelta(minutes=1)
+    moves_drain_timeout: Pause = timedelta(minutes=10)
     operation_lease: Wait = timedelta(seconds=30)
     launch_timeout: Wait = timedelta(minutes=30)
     stop_timeout: Wait = timedelta(minutes=2)

@@ -13,9 +13,9 @@ from mirbad.kernel.guarded import try_transition
 from mirbad.kernel.ids import new_uid
 from models_app import events, holds, intents, queries, routing
 from models_app.errors import ModelPlaced, PlacementChanged, PlacementInvalid, UseUnplace
-from models_app.models import ModelDefinition, Placement
+from models_app.models import ModelDefinition, Placement, RunningIntent
 from models_app.placement import feasible, reconcile, shared
-from models_app.states import DESIRED, FAILED, RUNNING, STOPPED
+from models_app.states import DESIRED, FAILED, READY, RUNNING, STARTING, STOPPED, UNHEALTHY
 from nodes import fencing
 from nodes.models import Node
 from nodes.states import REVOKED
@@ -201,6 +201,9 @@ def set_desired(placement: Placement, desired: str, config_hash: str = "") -> bo
         raise NotFound(f"Model {placement.model_id!r} stands on node {placement.node_id_text!r} no more.")
     if desired == STOPPED:
         intents.forget([placement.pk])
+    elif changed and placement.observed not in (STARTING, READY, UNHEALTHY):
+        # Whoever wants it opens its launch as well; should that come to nothing, the wish still stands.
+        intents.ask([placement], RunningIntent.ASKED)
     routing.bump()
     events.changed(placement.model_id)
     return changed
