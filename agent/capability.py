@@ -14,7 +14,7 @@ from agent.deliveries.docker_engine import EngineState
 from agent.downloads.folders import origin
 from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
-from agent.telemetry import host, memory
+from agent.telemetry import host, links, memory
 from agent.telemetry.nvml import Card, Cards
 from agent.wire.capability import (
     Capabilities,
@@ -49,8 +49,8 @@ def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) ->
         for runtime in RUNTIMES
         for delivery in Delivery
     )
-    warnings = _warnings(config)
-    gpus = tuple(_gpu(card, cards, decision.model) for card in (cards.cards if cards else ()))
+    gpus = tuple(_gpu(card, cards) for card in (cards.cards if cards else ()))
+    warnings = (*_warnings(config), *links.warnings(gpus))
     healthy = not warnings and all(item.problem is None for item in gpus)
     return Capabilities(
         os=_os_name(),
@@ -80,15 +80,20 @@ def _os_name() -> str:
         return platform.system()
 
 
-def _gpu(card: Card, cards: Cards | None, model: MemoryModel) -> GpuCapability:
+def _gpu(card: Card, cards: Cards | None) -> GpuCapability:
     return GpuCapability(
         uuid=card.uuid,
         index=card.index,
         name=card.name,
         memory_bytes=card.total_bytes,
-        shares_host_memory=None if card.problem else card.total_bytes is None and model is MemoryModel.UNIFIED,
+        # What cannot be read is not shared: only a part without memory of its own says "not supported".
+        shares_host_memory=None if card.problem else card.integrated if card.total_bytes is None else False,
         compute_capability=card.compute_capability,
         driver_version=cards.driver_version if cards else None,
+        parent_uuid=card.parent_uuid,
+        pci_address=card.pci_address,
+        pcie=links.to_wire(card.link),
+        lost=card.lost,
         problem=card.problem,
     )
 

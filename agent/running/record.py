@@ -83,6 +83,7 @@ class Record(BaseModel):
             container_id=handle.container_id if handle else None,
             image_digest=handle.image_digest if handle else self.spec.image_digest,
             memory_bytes=memory_bytes,
+            gpu_uuids=self.spec.gpu_uuids,
         )
 
 

@@ -13,6 +13,7 @@ from agent.fence import Fence
 from agent.identity import Identity, read_machine_id
 from agent.running import Instances
 from agent.server.seq import Sequence
+from agent.telemetry import usage
 from agent.wire.base import PROTOCOL_VERSIONS
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.errors import AgentCode
@@ -115,6 +116,8 @@ class Reporter:
             for name, value in (("host telemetry", host), ("GPU telemetry", gpus))
             if value is None
         )
+        if gpus:
+            gpus = await asyncio.to_thread(usage.attribute, gpus, self._instances.views())
         self._reading = _Reading(monotonic(), host or HostStatus(), gpus or (), warnings)
         return self._reading
 

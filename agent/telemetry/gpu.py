@@ -1,22 +1,33 @@
-"""The GPUs of this machine, whichever way they can be read."""
+"""The GPUs of this machine, whichever way they can be read, compared with those that were seen before."""
 
 import asyncio
+import atexit
+import ctypes
 import logging
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
-from agent.telemetry import nvml, smi
-from agent.telemetry.nvml import Cards, NoDriver
-from agent.wire.status import GpuStatus
+from agent.telemetry import pcie
+from agent.telemetry.cards import UNREADABLE, Card, Cards, NoDriver, lost_words
+from agent.telemetry.driver import Driver
+from agent.telemetry.smi import is_display
+from agent.wire.status import GpuProcess, GpuStatus
 
-_TIMEOUT_SECONDS = 15.0
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
-_NVIDIA_PCI_VENDOR = "0x10de"
+_TIMEOUT_SECONDS = 20.0
+_LIBRARY = "libnvidia-ml.so.1"
+_PROCESSES_SHOWN = 32
+_PCI_DEVICES = pcie.DEVICES
 
 _log = logging.getLogger("mirbad.agent.gpu")
-_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gpu")
-_hanging: asyncio.Future[Cards] | None = None
+_driver = Driver()
+_lock = threading.Lock()
+_flight: "Future[Cards] | None" = None
+_known: dict[str, Card] = {}
+
+atexit.register(_driver.close)
 
 
 def is_expected(nvidia_smi: str) -> bool:
@@ -27,40 +38,101 @@ def is_expected(nvidia_smi: str) -> bool:
         devices = list(_PCI_DEVICES.iterdir())
     except OSError:
         return False  # a machine without PCI, or one that does not let this user look
-    return any(_is_nvidia_display(device) for device in devices)
-
-
-def _is_nvidia_display(device: Path) -> bool:
-    try:
-        is_display = (device / "class").read_text().startswith("0x03")
-        return is_display and (device / "vendor").read_text().strip() == _NVIDIA_PCI_VENDOR
-    except OSError:
-        return False
+    return any(is_display(device) for device in devices)
 
 
 def read_cards(nvidia_smi: str) -> Cards:
-    """By the library, else by nvidia-smi. NoDriver with both answers; blocking."""
+    """By the library, else by nvidia-smi. NoDriver with both answers; blocking, within a limit."""
+    library = _library_problem()
+    if library is not None and shutil.which(nvidia_smi) is None:
+        # Neither way in: no process need be started to find that out.
+        raise NoDriver(f"NVML: {library}; {nvidia_smi} is not found")
+    return remember(_driver.cards(nvidia_smi, _PCI_DEVICES))
+
+
+def _library_problem() -> str | None:
     try:
-        return nvml.read_cards()
-    except NoDriver as by_library:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return f"{_LIBRARY} is not found"
+    return None
+
+
+def remember(found: Cards) -> Cards:
+    """`found`, and of each card that was there before and is not any more, that it is lost.
+
+    A card that tells no UUID is the one that was seen at its place; slices come and go with their card's layout.
+    """
+    cards = list(found.cards)
+    told = {card.uuid for card in cards} | {card.parent_uuid for card in cards}
+    missing = [card for card in _known.values() if card.uuid not in told and card.parent_uuid is None]
+    for before in missing:
+        lost = replace(
+            Card(uuid=before.uuid, index=before.index, name=before.name),
+            pci_address=before.pci_address,
+            lost=True,
+            problem=lost_words(before.index),
+        )
+        place = next((number for number, card in enumerate(cards) if _is_place_of(card, before)), None)
+        if place is None:
+            cards.append(lost)
+        else:
+            cards[place] = replace(lost, lost=cards[place].lost, problem=cards[place].problem)
+    for card in found.cards:
+        if card.problem is None:
+            _known[card.uuid] = card
+            _known.pop(card.parent_uuid or "", None)
+            _drop_slices_of(card)
+    return replace(found, cards=tuple(sorted(cards, key=lambda card: card.index)))
+
+
+def _is_place_of(card: Card, before: Card) -> bool:
+    if not card.uuid.startswith(UNREADABLE):
+        return False
+    if card.pci_address is not None and before.pci_address is not None:
+        return card.pci_address == before.pci_address
+    return card.index == before.index
+
+
+def _drop_slices_of(card: Card) -> None:
+    if card.parent_uuid is None:
+        for uuid in [uuid for uuid, known in _known.items() if known.parent_uuid == card.uuid]:
+            del _known[uuid]
+
+
+def forget() -> None:
+    """Begin anew, as a fresh agent does."""
+    _known.clear()
+    _driver.close()
+
+
+def _ask(nvidia_smi: str) -> "Future[Cards]":
+    """The reading under way, or a new one: those who ask at once share it."""
+    global _flight  # noqa: PLW0603  one driver, one question at a time
+    with _lock:
+        if _flight is not None and not _flight.done():
+            return _flight
+        future: Future[Cards] = Future()
+        _flight = future
+
+    def read() -> None:
         try:
-            return smi.read_cards(nvidia_smi)
-        except NoDriver as by_program:
-            raise NoDriver(f"NVML: {by_library}; {by_program}", installed=by_library.installed) from by_program
+            future.set_result(read_cards(nvidia_smi))
+        except BaseException as error:  # noqa: BLE001 - given to whoever waits, which is where it is raised
+            future.set_exception(error)
+
+    # Not from a pool: its threads are waited for when the agent ends.
+    threading.Thread(target=read, name="gpu", daemon=True).start()
+    return future
 
 
 async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
-    """`read_cards` beside the event loop. NoDriver also while a broken driver does not answer."""
-    global _hanging  # noqa: PLW0603  one driver, one question at a time: a hanging call must not be asked again
-    if _hanging is not None and not _hanging.done():
-        raise NoDriver("the GPU driver has not answered an earlier question yet", installed=True)
-    future = asyncio.get_running_loop().run_in_executor(_thread, read_cards, nvidia_smi)
-    _hanging = future
+    """`read_cards` beside the event loop. NoDriver also when a broken driver does not answer."""
+    waiting = asyncio.wrap_future(_ask(nvidia_smi))
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            return await asyncio.shield(future)
+        return await asyncio.wait_for(asyncio.shield(waiting), _TIMEOUT_SECONDS)
     except TimeoutError:
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s", installed=True) from None
 
 
@@ -79,15 +151,29 @@ async def gpu_statuses(nvidia_smi: str = "nvidia-smi") -> tuple[GpuStatus, ...]:
     except NoDriver as error:
         _log.debug("no GPUs: %s", error)
         return ()
-    return tuple(
-        GpuStatus(
-            uuid=card.uuid,
-            used_bytes=card.used_bytes,
-            total_bytes=card.total_bytes,
-            utilization_percent=card.utilization_percent,
-            temperature_celsius=card.temperature_celsius,
-            power_watts=card.power_watts,
-            problem=card.problem,
-        )
-        for card in found.cards
+    return tuple(status_of(card) for card in found.cards)
+
+
+def status_of(card: Card) -> GpuStatus:
+    """What the master is told of a card."""
+    return GpuStatus(
+        uuid=card.uuid,
+        index=card.index,
+        lost=card.lost,
+        used_bytes=card.used_bytes,
+        total_bytes=card.total_bytes,
+        utilization_percent=card.utilization_percent,
+        temperature_celsius=card.temperature_celsius,
+        power_watts=card.power_watts,
+        power_limit_watts=card.power_limit_watts,
+        process_count=None if card.processes is None else len(card.processes),
+        processes=_shown(card),
+        problem=card.problem,
     )
+
+
+def _shown(card: Card) -> tuple[GpuProcess, ...] | None:
+    if card.processes is None:
+        return None
+    largest = sorted(card.processes, key=lambda one: -(one.used_bytes or 0))[:_PROCESSES_SHOWN]
+    return tuple(GpuProcess(pid=one.pid, name=one.name[:64], used_bytes=one.used_bytes) for one in largest)

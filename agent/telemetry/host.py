@@ -56,6 +56,7 @@ def read_host(disk: Path) -> HostStatus:
     except OSError:
         load = None
     free, total = _disk(disk)
+    swap_total, swap_used = _swap()
     return HostStatus(
         memory_total_bytes=total_memory_bytes(),
         memory_available_bytes=available_memory_bytes(),
@@ -63,7 +64,32 @@ def read_host(disk: Path) -> HostStatus:
         load_1m=load,
         disk_free_bytes=free,
         disk_total_bytes=total,
+        swap_total_bytes=swap_total,
+        swap_used_bytes=swap_used,
+        huge_pages_bytes=_huge_pages(),
     )
+
+
+def _swap() -> tuple[int | None, int | None]:
+    """Total and used bytes of swap, which is told and never counted as memory."""
+    found = _meminfo()
+    total, free = found.get("SwapTotal"), found.get("SwapFree")
+    return total, None if total is None or free is None else max(0, total - free)
+
+
+def _huge_pages() -> int | None:
+    """Bytes set aside as huge pages: part of the total, and available to nobody else."""
+    return _meminfo().get("Hugetlb")
+
+
+def _meminfo() -> dict[str, int]:
+    """The kernel's figures that have a unit, in bytes."""
+    try:
+        lines = (Path(psutil.PROCFS_PATH) / "meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    rows = (line.replace(":", " ").split() for line in lines)
+    return {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB" and row[1].isdecimal()}
 
 
 def _disk(path: Path) -> tuple[int | None, int | None]:

@@ -1,61 +1,260 @@
 """GPUs by ``nvidia-smi``, where the library cannot be used. A word where a number is expected is not reported."""
 
 import csv
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
 
-from agent.telemetry.nvml import Card, Cards, NoDriver
+from agent.telemetry.cards import (
+    UNREADABLE,
+    Card,
+    Cards,
+    NoDriver,
+    Process,
+    held_bytes,
+    is_integrated,
+    lost_words,
+)
+from agent.telemetry.pcie import DEVICES, kernel_address, read_link
 
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "temperature.gpu", "power.draw",
-    "compute_cap", "driver_version",
+    "compute_cap", "driver_version", "pci.bus_id", "power.limit", "mig.mode.current",
 )  # fmt: skip
+_OLD_FIELDS = tuple(field for field in _FIELDS if field not in {"compute_cap", "mig.mode.current"})
 _TIMEOUT_SECONDS = 20.0
 _MIB = 1024**2
+_NO_PROCESS = 0xFFFFFFFF
+_UNKNOWN_FIELD = re.compile(r"not a valid field", re.IGNORECASE)
+_NO_HANDLE = re.compile(
+    r"unable to determine the device handle for GPU *:? *(\d{1,3}(?=:? ))?:? *([0-9a-f:.]+)?", re.IGNORECASE
+)
+_LOST = re.compile(r"is lost|fallen off the bus", re.IGNORECASE)
+_LISTED = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)")
+_SLICE = re.compile(r"\s+MIG (\S+)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
+_UNSUPPORTED = frozenset({"[n/a]", "n/a", "[not supported]", "not supported"})
 
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if value == value and abs(value) != float("inf") else None
 
 
 def _word(text: str) -> str | None:
-    return None if not text or text.startswith("[") or text in {"N/A", "Not Supported"} else text
+    return None if not text or text.startswith("[") or text.lower() in _UNSUPPORTED else text
 
 
-def read_cards(program: str) -> Cards:
-    """Every GPU now. NoDriver when the program is missing, hangs, or fails; blocking."""
+def read_cards(program: str, devices: Path = DEVICES) -> Cards:
+    """Every GPU now. NoDriver when the program is missing, hangs, or fails without telling of any; blocking."""
     if shutil.which(program) is None:
         raise NoDriver(f"{program} is not found")
-    command = [program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    done, fields = _ask_for_cards(program)
+    rows = _rows(done.stdout, fields)
+    lost = _without_handle(done)
+    if done.returncode != 0 and not rows:
+        # One card that is lost may silence the program for all of them: each is asked alone, by its place on the bus.
+        rows = [row for address in _addresses(devices) for row in _rows(_one(program, fields, address), fields)]
+        if not rows:
+            raise NoDriver(_failure(program, done))
+    cards = [_card(row, number, devices) for number, row in enumerate(rows)]
+    if any(row.get("mig.mode.current") == "Enabled" for row in rows):
+        cards = _in_slices(cards, rows, _run(program, "-L").stdout)
+    known = {card.pci_address for card in cards}
+    cards += [card for card in lost if card.pci_address is None or card.pci_address not in known]
+    processes = _processes(program)
+    driver = next((word for row in rows if (word := _word(row["driver_version"]))), None)
+    return Cards(tuple(_with_processes(card, processes) for card in sorted(cards, key=lambda c: c.index)), driver)
+
+
+def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(  # noqa: S603  the owner of the machine names the program in agent.json
-            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
+        return subprocess.run(  # noqa: S603  the owner of the machine names the program in agent.json
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoDriver(f"{program} did not answer in {_TIMEOUT_SECONDS:.0f} s") from error
+        raise NoDriver(f"{program} did not answer in {_TIMEOUT_SECONDS:.0f} s", installed=True) from error
     except OSError as error:
         raise NoDriver(f"{program} cannot be run: {error.strerror}") from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise NoDriver(f"{program} failed with exit code {done.returncode}: {said[0] if said else 'it said nothing'}")
-    rows = [row for row in csv.reader(done.stdout.splitlines(), skipinitialspace=True) if len(row) == len(_FIELDS)]
-    driver = _word(rows[0][9]) if rows else None
-    return Cards(tuple(_card(row) for row in rows), driver)
 
 
-def _card(row: list[str]) -> Card:
-    total, used = _number(row[3]), _number(row[4])
+def _ask_for_cards(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[str, ...]]:
+    """The answer, and the fields asked for: an older program refuses them all when it does not know one."""
+    done = _run(program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    if done.returncode == 0 or not _UNKNOWN_FIELD.search(done.stdout + done.stderr):
+        return done, _FIELDS
+    return _run(program, f"--query-gpu={','.join(_OLD_FIELDS)}", "--format=csv,noheader,nounits"), _OLD_FIELDS
+
+
+def _one(program: str, fields: Sequence[str], address: str) -> str:
+    done = _run(program, f"--id={address}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _addresses(devices: Path) -> list[str]:
+    """Where the kernel sees displays of NVIDIA; none when it does not let this user look, or sees one card only."""
+    try:
+        found = sorted(device.name for device in devices.iterdir() if is_display(device))
+    except OSError:
+        return []
+    return found if len(found) > 1 else []
+
+
+def is_display(device: Path) -> bool:
+    """Whether a device of the kernel's list is a display of NVIDIA."""
+    try:
+        is_one = (device / "class").read_text().startswith("0x03")
+        return is_one and (device / "vendor").read_text().strip() == "0x10de"
+    except OSError:
+        return False
+
+
+def _failure(program: str, done: subprocess.CompletedProcess[str]) -> str:
+    said = [line.strip() for line in (done.stderr.strip() or done.stdout).splitlines() if line.strip()]
+    words = f"{program} failed with exit code {done.returncode}: {said[0] if said else 'it said nothing'}"
+    if "version mismatch" in words:
+        return f"{words}. The driver was updated while it was loaded: reboot the machine."
+    if "Unknown Error" in words:
+        return f"{words}. In a container, make the container again; on a machine, look at the kernel's log."
+    return words
+
+
+def _without_handle(done: subprocess.CompletedProcess[str]) -> list[Card]:
+    """Cards of which the program says only that it cannot reach them."""
+    found: list[Card] = []
+    for line in (done.stdout + "\n" + done.stderr).splitlines():
+        match = _NO_HANDLE.search(line)
+        if match is None:
+            continue
+        number = int(match[1]) if match[1] else None
+        address = kernel_address((match[2] or "").rstrip(":"))
+        label = str(number) if number is not None else address or "of unknown place"
+        name = str(number) if number is not None else address or str(len(found))
+        words = lost_words(label) if _LOST.search(line) else f"GPU {label} does not answer: {line.strip()}"
+        found.append(
+            Card(
+                uuid=f"{UNREADABLE}{name}",
+                index=number if number is not None else 0,
+                pci_address=address,
+                # A card without a handle is gone for whoever wants to use it, whatever the driver calls that.
+                lost=True,
+                problem=words,
+            )
+        )
+    return found
+
+
+def _rows(output: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """Lines of the answer by field; a name may hold commas, and what else is printed is passed over."""
+    found = []
+    for row in csv.reader(output.splitlines(), skipinitialspace=True):
+        place = fields.index("name")
+        if len(row) <= place or not row[0].strip().isdecimal():
+            continue
+        # more columns than asked for are a name with commas in it; those that are missing are not told
+        extra = max(0, len(row) - len(fields))
+        joined = [*row[:place], ", ".join(row[place : place + extra + 1]), *row[place + extra + 1 :]]
+        found.append({field: text.strip() for field, text in zip_longest(fields, joined, fillvalue="")})
+    return found
+
+
+def _card(row: dict[str, str], number: int, devices: Path) -> Card:
+    index = int(_number(row["index"]) or number)
+    if any(_LOST.search(text) for text in row.values()):
+        return Card(
+            uuid=_word(row["uuid"]) or f"{UNREADABLE}{index}", index=index, lost=True, problem=lost_words(index)
+        )
+    uuid = _word(row["uuid"])
+    total, used = _number(row["memory.total"]), _number(row["memory.used"])
+    name = _word(row["name"])
+    address = kernel_address(row["pci.bus_id"])
+    link = read_link(address, devices)
+    integrated: bool | None = False if total else None
+    if not total and row["memory.total"].lower() in _UNSUPPORTED:
+        integrated = is_integrated(name, has_bus=link is not None or None)
     return Card(
-        uuid=row[1],
-        index=int(_number(row[0]) or 0),
-        name=_word(row[2]),
+        uuid=uuid or f"{UNREADABLE}{index}",
+        index=index,
+        name=name,
         total_bytes=None if not total else int(total * _MIB),
         used_bytes=None if used is None or not total else int(used * _MIB),
-        utilization_percent=_number(row[5]),
-        temperature_celsius=_number(row[6]),
-        power_watts=_number(row[7]),
-        compute_capability=_word(row[8]),
+        utilization_percent=_number(row["utilization.gpu"]),
+        temperature_celsius=_number(row["temperature.gpu"]),
+        power_watts=_number(row["power.draw"]),
+        power_limit_watts=_number(row["power.limit"]),
+        compute_capability=_word(row.get("compute_cap", "")),
+        integrated=integrated,
+        pci_address=address,
+        link=link,
+        problem=None if uuid else f"GPU {index} does not tell its UUID.",
     )
+
+
+def _in_slices(cards: list[Card], rows: list[dict[str, str]], listing: str) -> list[Card]:
+    """The slices in place of each card in MIG mode; of them the program tells names alone."""
+    parent, slices = "", dict[str, list[tuple[str, str]]]()
+    for line in listing.splitlines():
+        if match := _LISTED.match(line):
+            parent = match[1]
+        elif match := _SLICE.match(line):
+            slices.setdefault(parent, []).append((match[1], match[2]))
+    found: list[Card] = []
+    for card, row in zip(cards, rows, strict=True):
+        if row.get("mig.mode.current") != "Enabled" or card.uuid not in slices:
+            found.append(card)
+            continue
+        blank = replace(
+            card, total_bytes=None, used_bytes=None, utilization_percent=None, power_watts=None, power_limit_watts=None
+        )
+        found += [
+            replace(blank, uuid=uuid, name=f"{card.name or 'GPU'} MIG {profile}", parent_uuid=card.uuid)
+            for profile, uuid in slices[card.uuid]
+        ]
+    return found
+
+
+def _processes(program: str) -> dict[str, list[Process]] | None:
+    """Processes by the UUID of their card; "" where the card is not told. None when the program does not tell them."""
+    try:
+        done = _run(
+            program, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits"
+        )
+    except NoDriver:
+        return None
+    if done.returncode != 0:
+        return None
+    found: dict[str, list[Process]] = {}
+    for row in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
+        if not row:
+            continue
+        if len(row) < 4 or not row[1].strip().isdecimal():
+            return None  # an answer to something else
+        if not 0 < int(row[1]) < _NO_PROCESS:
+            continue
+        used = _number(row[-1])
+        name = Path(",".join(row[2:-1]).strip()).name
+        process = Process(int(row[1]), None if used is None else int(used * _MIB), name)
+        found.setdefault(_word(row[0].strip()) or "", []).append(process)
+    return found
+
+
+def _with_processes(card: Card, processes: dict[str, list[Process]] | None) -> Card:
+    if processes is None or card.problem is not None:
+        return card
+    mine = tuple(processes.get(card.uuid, ()))
+    if not mine and processes.get(""):
+        return card  # processes of cards that are not told may be this one's
+    used = held_bytes(mine) if card.integrated else card.used_bytes
+    return replace(card, processes=mine, used_bytes=used)

@@ -104,7 +104,10 @@ class PullProgress(WireModel):
 
 
 class InstanceView(WireModel):
-    """What the agent knows of an instance. Times are RFC 3339 in UTC; `reason` is a sentence for a person."""
+    """What the agent knows of an instance. Times are RFC 3339 in UTC; `reason` is a sentence for a person.
+
+    `open_requests` are those that the relay has at work for it; only an answer about this one instance tells them.
+    """
 
     instance_id: str
     model_id: str
@@ -128,6 +131,8 @@ class InstanceView(WireModel):
     container_id: str | None = None
     image_digest: str | None = None
     memory_bytes: int | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    open_requests: int | None = None
     rendezvous_port: int | None = None
 
 

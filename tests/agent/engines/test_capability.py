@@ -91,7 +91,9 @@ async def test_a_lost_card_does_not_hide_the_others(tmp_path: Path, nvml: FakeNv
     nvml.cards({"handle": "!15"}, PC, {"uuid": "!15"})
     capabilities, statuses = await probe(tmp_path, nvml.env)
     assert [gpu.uuid for gpu in capabilities.gpus] == ["GPU-unreadable-0", "GPU-1", "GPU-unreadable-2"]
-    assert "does not answer" in (capabilities.gpus[0].problem or "")
+    assert "is lost" in (capabilities.gpus[0].problem or "")
+    assert capabilities.gpus[0].lost
+    assert statuses[0].lost
     assert capabilities.health == "degraded"
     assert statuses[1].used_bytes == 2**30
 
