@@ -7,7 +7,7 @@ for here.
 """
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import structlog
 from django.db import transaction
@@ -51,6 +51,8 @@ SETTLE_SECONDS = 2.0
 """Every process that calls nodes reads within this time which certificate to show, before a node refuses the other."""
 NODE_SECONDS = 20.0
 ASK_AGAIN = timedelta(seconds=30)
+PATIENCE = timedelta(seconds=20)
+"""So long is a node tried that is online, before an early close leaves it behind: one call that failed says little."""
 _NAMED = 5
 _ROTATE, _ROTATE_STAGE = "rotate-cert", "requesting"
 
@@ -178,8 +180,7 @@ def _waiting(found: CaRotation, known: list[Member], asked: set[str]) -> list[Me
 
 
 def _lets_go_on(found: CaRotation, member: Member, busy: frozenset[str]) -> bool:
-    gone = found.close_asked_at is not None and not (member.node_id in busy and member.online)
-    if gone and member.was_tried_since(_later(found.close_asked_at, found.stage_since)) and found.stage in _MAY_LEAVE:
+    if _is_left_behind(found, member, busy):
         return True
     if member.node_id in busy and found.stage != CA_AGENTS_TRUSTING:
         # Its certificate may come from either CA by now; what it will show is seen when that has ended.
@@ -191,8 +192,12 @@ def _lets_go_on(found: CaRotation, member: Member, busy: frozenset[str]) -> bool
     return found.stage in _ENDING and member.pending and member.issuer == goal
 
 
-def _later(one: datetime | None, other: datetime) -> datetime:
-    return other if one is None else max(one, other)
+def _is_left_behind(found: CaRotation, member: Member, busy: frozenset[str] | set[str]) -> bool:
+    """Whether a person said that the rotation closes without those that do not answer, and this one does not."""
+    if found.close_asked_at is None or found.stage not in _MAY_LEAVE or (member.node_id in busy and member.online):
+        return False
+    since = max(found.close_asked_at, found.stage_since)
+    return member.was_tried_since(since + PATIENCE if member.online else since)
 
 
 def _go_on(found: CaRotation, known: list[Member]) -> Outcome:

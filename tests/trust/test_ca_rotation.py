@@ -11,7 +11,7 @@ from jobs.models import Operation
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict, MirbadError
 from nodes import queries, registry
-from nodes.errors import ConfirmationRequired
+from nodes.errors import ConfirmationRequired, NodeOffline
 from nodes.link import client
 from nodes.models import Authority, CaRotation, CaRotationNode, MasterIdentity, NodeCondition
 from nodes.pki import authority, members, store
@@ -209,6 +209,29 @@ def test_closing_early_leaves_no_node_behind_that_answers(fleet):
     ca_rotation.close(OPERATOR)
     fleet.drive(lambda: stage() in ("Closed", "ClosedEarly"))
     assert stage() == "Closed"
+    assert fleet.locked_out() == []
+
+
+@pytest.mark.parametrize(("failures", "end"), [(1, "Closed"), (1000, "ClosedEarly")])
+def test_closing_early_tries_a_node_that_is_online_more_than_once(fleet, monkeypatch, failures, end):
+    fleet.add("pc-1")
+    fleet.add("pc-2")
+    ca_rotation.start(OPERATOR)
+    fleet.drive(lambda: stage() == "MasterReissued")
+    ca_rotation.close(OPERATOR)
+    fleet.drive(lambda: stage() == "Closing")
+    real, failed = client.acall_alone, []
+
+    async def interrupted(node_id, *arguments, **also):
+        if node_id == "pc-2" and len(failed) < failures:
+            failed.append(node_id)
+            raise NodeOffline("Connection reset by peer.")
+        return await real(node_id, *arguments, **also)
+
+    monkeypatch.setattr(client, "acall_alone", interrupted)
+    fleet.drive(lambda: stage() in ("Closed", "ClosedEarly"))
+    assert stage() == end
+    assert len(failed) >= min(failures, 2)
     assert fleet.locked_out() == []
 
 
