@@ -13,7 +13,7 @@ from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from mirbad.web import parts
 from models_app.artifacts.errors import Gated
-from models_app.artifacts.folders import lacks
+from models_app.artifacts.folders import lacks as folder_lacks
 from models_app.artifacts.wishes import Wish, spec_of
 from models_app.models import ModelDefinition, ModelSource
 from nodes import queries as node_queries
@@ -63,17 +63,31 @@ def lacking(step: Step, model: ModelDefinition) -> DownloadSpec | None:
     Only when something is missing is the hub asked. StepFailed, and what `spec_of` raises.
     """
     source = min(model.sources.all(), key=lambda item: item.position, default=None)
-    if source is None or source.kind != ModelSource.HUGGING_FACE or not _downloads(step.node_id):
+    if source is None or source.kind != ModelSource.HUGGING_FACE or not lacks(step, source):
         return None
-    if not lacks(folders(step).folders, source.folder, source.file):
-        return None
-    files = (source.file,) if source.file else ()
-    wish = Wish(source.repository, source.revision, files, source.folder, model.allow_pickle)
+    return pinned(model, source, "Download it with a token on the page of downloads, then start the model again.")
+
+
+def lacks(step: Step, source: ModelSource) -> bool:
+    """Whether the node lacks what `source` names; False for one whose agent brings nothing. StepFailed."""
+    return _downloads(step.node_id) and folder_lacks(folders(step).folders, source.folder, source.file)
+
+
+def pinned(model: ModelDefinition, source: ModelSource, hint: str) -> DownloadSpec:
+    """The set that `source` names, as the hub has it now. `hint` is what to do when it is not open.
+
+    StepFailed, and what `spec_of` raises.
+    """
     try:
-        return spec_of(wish)
+        return spec_of(wish_for(model, source))
     except Gated as error:
-        hint = "Download it with a token on the page of downloads, then start the model again."
         raise StepFailed(error.code, f"{error.detail} {hint}", final=True) from error
+
+
+def wish_for(model: ModelDefinition, source: ModelSource) -> Wish:
+    """What of its repository a model needs."""
+    files = (source.file,) if source.file else ()
+    return Wish(source.repository, source.revision, files, source.folder, model.allow_pickle)
 
 
 def _downloads(node_id: str) -> bool:

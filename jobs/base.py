@@ -105,3 +105,5 @@ class Kind:
     ended: Ending
     while_fenced: bool = False
     """Whether it goes on while this master may not command; all others wait for the takeover."""
+    why_no_cancel: Callable[[str, Mapping[str, Any]], str] = lambda _stage, _input: ""
+    """Why an operation at that stage, with that input, cannot be cancelled; "" when it can."""

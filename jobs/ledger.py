@@ -171,6 +171,27 @@ def ask_to_cancel(operation: Operation) -> bool:
     return True
 
 
+def steer(operation: Operation, state: Mapping[str, Any], text: str) -> bool:
+    """Add to what the stages of `operation` know, in the caller's transaction; False when it is at another stage now.
+
+    A worker that is at the stage loses its lease, and the stage is done again with what was added.
+    """
+    now = clock.now()
+    row = unfinished().filter(pk=operation.pk, stage=operation.stage, fence=operation.fence)
+    if not row.update(
+        fence=F("fence") + 1,
+        lease_owner="",
+        lease_expires_at=None,
+        next_run_at=now,
+        state={**operation.state, **state},
+    ):
+        return False
+    _tell(operation.pk, operation.stage, text, now)
+    events.changed(operation.pk)
+    enqueue(STEP, operation.pk)
+    return True
+
+
 def supersede(operation: Operation, text: str) -> bool:
     """End `operation` at once, in the caller's transaction, since another one takes its place; False when it is over.
 

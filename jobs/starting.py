@@ -17,10 +17,14 @@ from nodes.errors import AgentRefused
 from nodes.models import Node
 
 
-def ready_node(step: Step) -> Node:
-    """The step's node, which serves and takes work. StepFailed, not final while it may come back."""
+def ready_node(step: Step, *, draining: bool = False) -> Node:
+    """The step's node, which serves and takes work; with `draining`, one that takes none will do.
+
+    StepFailed, not final while it may come back.
+    """
+    require = node_queries.require_serving if draining else node_queries.require_placeable
     try:
-        return node_queries.require_placeable(step.node_id)
+        return require(step.node_id)
     except MirbadError as error:
         if not error.retryable:
             raise

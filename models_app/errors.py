@@ -12,6 +12,7 @@ MirbadError
     ├── ModelBusy                409 model_busy
     ├── ModelPlaced              409 invalid_state
     ├── PlacementChanged         409 placement_changed
+    ├── ModelNotMovable          409 model_not_movable
     └── NameTaken                409 name_taken
 """
 
@@ -56,6 +57,12 @@ class PlacementChanged(Conflict):
     """The placement changed since it was read."""
 
     code = "placement_changed"
+
+
+class ModelNotMovable(Conflict):
+    """Another node could not be given the model: its weights have no origin, or it stands on several nodes as one."""
+
+    code = "model_not_movable"
 
 
 class NameTaken(Conflict):

@@ -1,19 +1,21 @@
 """The application: its routes in one literal table, and what its handlers need. Model traffic is in `relay`."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from agent.config import AgentConfig
+from agent.deliveries.pulls import Pulls
 from agent.downloads import Downloads
 from agent.fence import Fence
 from agent.operations import Journal
 from agent.running import Instances
-from agent.server import downloads, handlers, pki
+from agent.server import downloads, handlers, images, pki
 from agent.server.events import Hub
 from agent.server.guard import Handler, guard
-from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
+from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, OPEN_REQUESTS, REPORTER, ROTATION
 from agent.server.rotation import Rotation
 from agent.server.status import Reporter
 from agent.server.tls import Door
@@ -37,6 +39,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/pki/next", pki.delete_next),
     ("PUT", "/pki/trust", pki.put_trust),
     *downloads.ROUTES,
+    *images.ROUTES,
 )
 
 
@@ -53,7 +56,9 @@ class Parts:
     reporter: Reporter
     rotation: Rotation
     downloads: Downloads
+    pulls: Pulls
     folders_changed: Callable[[], None]
+    open_requests: Counter[str]
 
 
 def make_app(parts: Parts) -> web.Application:
@@ -64,11 +69,13 @@ def make_app(parts: Parts) -> web.Application:
     app[FENCE] = parts.fence
     app[JOURNAL] = parts.journal
     app[INSTANCES] = parts.instances
+    app[OPEN_REQUESTS] = parts.open_requests
     app[HUB] = parts.hub
     app[REPORTER] = parts.reporter
     app[ROTATION] = parts.rotation
     app[downloads.DOWNLOADS] = parts.downloads
     app[downloads.CHANGED] = parts.folders_changed
+    app[images.PULLS] = parts.pulls
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

@@ -10,7 +10,7 @@ from agent.errors import AgentError
 from agent.operations import Answer
 from agent.server.body import parse_message
 from agent.server.guard import Mutation, mutating
-from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
+from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, OPEN_REQUESTS, REPORTER, ROTATION
 from agent.wire.base import WireModel
 from agent.wire.errors import AgentCode
 from agent.wire.fence import Claim, FenceView
@@ -96,8 +96,10 @@ async def get_operation(request: web.Request) -> web.StreamResponse:
 
 
 async def get_instance(request: web.Request) -> web.StreamResponse:
-    """One engine as it is seen now."""
-    return _json(request.app[INSTANCES].view(instance_id_of(request)))
+    """One engine as it is seen now, with how many requests it answers."""
+    instance_id = instance_id_of(request)
+    view = request.app[INSTANCES].view(instance_id)
+    return _json(view.model_copy(update={"open_requests": request.app[OPEN_REQUESTS][instance_id]}))
 
 
 async def get_log(request: web.Request) -> web.StreamResponse:

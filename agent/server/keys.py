@@ -7,6 +7,8 @@ from aiohttp import web
 from agent.config import AgentConfig
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from agent.fence import Fence
     from agent.operations import Journal
     from agent.running import Instances
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 CONFIG: web.AppKey[AgentConfig] = web.AppKey("config", AgentConfig)
 INSTANCES: "web.AppKey[Instances]" = web.AppKey("instances")
+OPEN_REQUESTS: "web.AppKey[Counter[str]]" = web.AppKey("open_requests")
+"""How many requests the relay has at work, by instance."""
 FENCE: "web.AppKey[Fence]" = web.AppKey("fence")
 JOURNAL: "web.AppKey[Journal]" = web.AppKey("journal")
 DOOR: "web.AppKey[Door]" = web.AppKey("door")

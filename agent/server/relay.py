@@ -7,6 +7,7 @@ here, so it speaks HTTP/1.1 by `agent.wire.http1` on both sides, and hands conne
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -148,7 +149,10 @@ class Engines:
 
 
 class Relay:
-    """Serves what is for engines on the agent's port; `protocol` is the factory for ``create_server``."""
+    """Serves what is for engines on the agent's port; `protocol` is the factory for ``create_server``.
+
+    `flight` counts the requests at work by instance, from their head to the end of the answer.
+    """
 
     def __init__(
         self,
@@ -157,7 +161,9 @@ class Relay:
         others: Callable[[], asyncio.Protocol],
         *,
         keep_alive_seconds: float,
+        flight: Counter[str] | None = None,
     ) -> None:
+        self.flight: Counter[str] = Counter() if flight is None else flight
         self._instances = instances
         self._admits = admits
         self._others = others
@@ -199,6 +205,15 @@ class Relay:
         if refusal is not None:
             raise refusal
         instance_id, path = _place(exchange)
+        self.flight[instance_id] += 1
+        try:
+            await self._relay_to(instance_id, path, exchange)
+        finally:
+            self.flight[instance_id] -= 1
+            if not self.flight[instance_id]:
+                del self.flight[instance_id]
+
+    async def _relay_to(self, instance_id: str, path: str, exchange: Exchange) -> None:
         view = self._instances.view(instance_id)
         model = generation = b""
         for name, value in exchange.headers:

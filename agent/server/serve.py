@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from agent import __version__
 from agent.capability import read_capabilities
 from agent.clock import boot_id
 from agent.config import AgentConfig
+from agent.deliveries.pulls import Pulls
 from agent.downloads import Downloads
 from agent.errors import AgentError
 from agent.fence import Fence
@@ -92,9 +94,11 @@ class Server:
         self._journal = Journal(config.state_dir)
         self.hub = Hub(Sequence(config.state_dir, boot_id()))
         self._downloads = Downloads(config, self._folders_changed)
+        self._pulls = Pulls(config)
         self._look_again = asyncio.Event()
         self._instances = make_engines(config, identity, self.hub.changed)
         self.reporter = Reporter(probes, self._instances, self._fence, self.hub.sequence)
+        self._open_requests: Counter[str] = Counter()
         self._runner: web.AppRunner | None = None
         self._relay: Relay | None = None
         self._listening: asyncio.Server | None = None
@@ -130,7 +134,9 @@ class Server:
             self.reporter,
             self._rotation,
             self._downloads,
+            self._pulls,
             self._folders_changed,
+            self._open_requests,
         )
         self._runner = web.AppRunner(
             make_app(parts),
@@ -159,6 +165,7 @@ class Server:
             await self._runner.cleanup()
         await self._journal.close()
         await self._downloads.close()
+        await self._pulls.close()
         await self._instances.close()
 
     def _warn_of_expiry(self) -> None:
@@ -172,7 +179,13 @@ class Server:
         if runner.server is None:
             raise RuntimeError("the runner was not set up")
         config = self._config
-        self._relay = Relay(self._instances, self._turn_away, runner.server, keep_alive_seconds=KEEPALIVE_SECONDS)
+        self._relay = Relay(
+            self._instances,
+            self._turn_away,
+            runner.server,
+            keep_alive_seconds=KEEPALIVE_SECONDS,
+            flight=self._open_requests,
+        )
         try:
             return await asyncio.get_running_loop().create_server(
                 self._relay.protocol,

@@ -53,6 +53,7 @@ class FakeAgent:
     launches: list[LaunchSpec] = field(default_factory=list)
     stops: int = 0
     calls: list[str] = field(default_factory=list)
+    open_requests: dict[str, int | None] = field(default_factory=dict)
     before_answer: Callable[[str], None] = lambda route: None
 
     def call(
@@ -92,7 +93,7 @@ class FakeAgent:
         if engine is None:
             raise refusal(AgentCode.NOT_FOUND, "no such instance")
         engine.advance()
-        return engine.view
+        return engine.view.model_copy(update={"open_requests": self.open_requests.get(path.split("/")[1], 0)})
 
     def _mutate(self, route: str, path: str, body: WireModel | None, operation_id: str | None) -> Any:
         assert operation_id is not None
