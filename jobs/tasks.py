@@ -3,6 +3,8 @@
 from jobs import worker
 from jobs.base import STEP
 from jobs.loops import ca_rotation
+from jobs.loops.holds import release_stale_once
+from jobs.loops.prune import prune_once
 from jobs.loops.renew import renew_once
 from jobs.loops.resume import resume_once
 from jobs.loops.strays import stop_strays_once
@@ -51,3 +53,15 @@ def resume() -> None:
 def stop_strays() -> None:
     """Stop engines that are left over on nodes on which their models have no place."""
     stop_strays_once()
+
+
+@tick("jobs.holds")
+def release_holds() -> None:
+    """Let go of models whose holder is over."""
+    release_stale_once()
+
+
+@tick("jobs.prune")
+def prune() -> None:
+    """Forget operations that ended long ago."""
+    prune_once()

@@ -33,6 +33,8 @@ app.conf.beat_schedule = {
     "ring-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
     "stop-left-over-engines": _every("jobs.strays", settings().moves_sweep_interval.total_seconds()),
+    "release-holds-that-were-left": _every("jobs.holds", 20.0),
+    "prune-operations": _every("jobs.prune", 3600.0),
     "take-over-when-configured": _every("jobs.takeover", 5.0),
     "renew-certificates-of-nodes": _every("jobs.renew", _renewal_seconds()),
     "look-after-the-fleets-ca": _every("jobs.ca-rotation", 5.0),

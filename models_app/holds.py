@@ -7,6 +7,13 @@ from models_app import events
 from models_app.errors import ModelBusy
 from models_app.models import Hold, ModelDefinition
 
+_WAIT = "Wait for it to end."
+_WHAT_NOW = {
+    "move": "Wait for it to end, or cancel the move.",
+    "revoke": "Wait for it to end, or cancel the revoke.",
+    "job": "Wait for it to finish, or cancel the job.",
+}
+
 
 def _lock(model_id: str) -> None:
     # The definition's row is the lock, so that a check and the write that follows it cannot be parted by a holder.
@@ -55,6 +62,6 @@ def require_free(model_id: str, unless: str = "") -> None:
         hold = Hold.objects.filter(model_id=model_id).exclude(holder_id=unless).first()
     if hold is not None:
         raise ModelBusy(
-            f"Model {model_id!r} is busy: {hold.words} holds it. Wait for it to end, or stop it first.",
+            f"Model {model_id!r} is busy: {hold.words} holds it. {_WHAT_NOW.get(hold.holder_kind, _WAIT)}",
             fields={"holderKind": hold.holder_kind, "holderId": hold.holder_id, "holder": hold.words},
         )

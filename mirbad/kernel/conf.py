@@ -81,6 +81,7 @@ class Settings(BaseModel):
     moves_start_target_timeout: Pause = timedelta(minutes=10)
     moves_resume_node_wait: Pause = timedelta(minutes=1)
     moves_drain_timeout: Pause = timedelta(minutes=10)
+    operation_retention: Annotated[Duration, Field(ge=timedelta(0))] = timedelta(days=90)
     operation_lease: Wait = timedelta(seconds=30)
     launch_timeout: Wait = timedelta(minutes=30)
     stop_timeout: Wait = timedelta(minutes=2)
