@@ -1,0 +1,94 @@
+"""``config.json`` as it comes: text that need not be JSON, numbers that are none, fields one level down."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Where the part lies that generates text, in a model that sees or hears too. Never a vision or audio part.
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config", "decoder")
+_OUTER_PARTS = ("thinker_config", "model_config")
+_LARGEST = 2**53
+
+
+class BadConfig(Exception):
+    """The text is no configuration; the text of the error is a sentence."""
+
+
+@dataclass
+class Document:
+    """Fields of the text part, then of the whole, then of `defaults`; what was read is noted with its place."""
+
+    whole: Mapping[str, Any]
+    text: Mapping[str, Any]
+    place: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def find(self, *names: str) -> tuple[Any, str]:
+        """The first of `names` that has a value, and where it stands; (None, "")."""
+        layers = [(self.text, f"config.json {self.place}".strip())]
+        if self.place:
+            layers.append((self.whole, "config.json"))
+        layers.append((self.defaults, "default of this kind of model"))
+        for values, source in layers:
+            for name in names:
+                value = values.get(name)
+                if value is not None:
+                    return value, f"{source}: {name}" if values is not self.defaults else source
+        return None, ""
+
+    def whole_number(self, *names: str) -> tuple[int | None, str]:
+        """`find`, when it is a whole number from 0 on."""
+        for name in names:
+            value, source = self.find(name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if math.isfinite(value) and value == int(value) and 0 <= value < _LARGEST:
+                return int(value), source
+        return None, ""
+
+    def number(self, *names: str) -> int | None:
+        """`whole_number` without its source."""
+        return self.whole_number(*names)[0]
+
+    def words(self, name: str) -> str:
+        """A text, empty for anything else."""
+        value, _ = self.find(name)
+        return value if isinstance(value, str) else ""
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """An object of its own, empty for anything else."""
+        value, _ = self.find(name)
+        return value if isinstance(value, dict) else {}
+
+    def listed(self, name: str) -> list[Any] | None:
+        """A list, None for anything else."""
+        value, _ = self.find(name)
+        return value if isinstance(value, list) else None
+
+
+def parse(text: str) -> Document:
+    """The document in `text`. BadConfig. `Infinity` and `NaN`, which some writers print, read as nothing."""
+    try:
+        whole: Any = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    except RecursionError:
+        raise BadConfig("config.json is nested deeper than any may be.") from None
+    except ValueError:
+        raise BadConfig("config.json is not JSON.") from None
+    if not isinstance(whole, dict):
+        raise BadConfig("config.json is not a JSON object.")
+    outer, at = whole, ""
+    for name in _OUTER_PARTS:
+        if isinstance(whole.get(name), dict) and "num_hidden_layers" not in whole:
+            outer, at = whole[name], f"{name}."
+            break
+    for name in _TEXT_PARTS:
+        if isinstance(outer.get(name), dict) and outer[name]:
+            return Document(whole, outer[name], f"{at}{name}")
+    return Document(whole, outer, at.rstrip("."))
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,211 @@
+"""How much memory a model takes on each GPU and of the host. Pure; what is unknown is None, and its reason is told."""
+
+from dataclasses import dataclass
+
+from agent.wire import budget
+from agent.wire.capability import Runtime
+from models_app.fit import cache
+from models_app.fit.serve import ServePlan
+from models_app.fit.shape import Input, ModelShape
+
+MIB = 1024**2
+GIB = 1024**3
+
+# Measured allowances for what no shape tells: the driver's context and the engine's libraries on a card, its captured
+# graphs, and what cards need to talk to each other.
+_CONTEXT_BYTES = {Runtime.VLLM: 512 * MIB, Runtime.LLAMA_CPP: 448 * MIB}
+_GRAPHS_BYTES = 640 * MIB
+_TALK_BYTES = 384 * MIB
+_SERVER_BYTES = {Runtime.VLLM: 2 * GIB, Runtime.LLAMA_CPP: 192 * MIB}
+
+_TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_SQUEEZED = {"fp8": 0.5, "bitsandbytes": 0.28, "experts_int8": 0.5}
+"""What is left of 16-bit weights that the engine itself quantizes as it loads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the need, on each card or of the host. `words` says how it came about."""
+
+    name: str
+    bytes: int | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`gpu_bytes` is the need of each card, None without cards; `host_bytes` of the host. None is unknown: `reasons`.
+
+    `parts` add up to what the shape tells, which a budget may replace. `problems` are sentences on what the engine will
+    refuse. `claim` is the share of a card that the engine takes whatever it needs. `active_bytes` are read for a token.
+    """
+
+    gpus: int
+    gpu_bytes: int | None
+    host_bytes: int | None
+    parts: tuple[Part, ...]
+    claim: float | None
+    context: int | None
+    token_bytes: int | None
+    active_bytes: int | None
+    inputs: tuple[Input, ...]
+    reasons: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    shape_bytes: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether all that it needs is known."""
+        return self.host_bytes is not None and (self.gpu_bytes is not None or not self.gpus)
+
+
+def estimate(shape: ModelShape, plan: ServePlan) -> Estimate:
+    """The need of a model of this `shape` when it is run by this `plan`."""
+    if plan.runtime == Runtime.SIM:
+        part = Part("engine", budget.host_part_of(plan.runtime, (), 0, None), "a small program; it loads no weights")
+        need = plan.host_budget_bytes or part.bytes
+        return Estimate(plan.gpus, 0 if plan.gpus else None, need, (part,), None, None, None, None, plan.inputs)
+    context = plan.context or shape.context
+    inputs = [*shape.inputs, *plan.inputs]
+    if plan.context is None and context is not None:
+        inputs.append(Input("Context", f"{context} tokens", "the model's own, since no other is set"))
+    parts = _parts(shape, plan, context)
+    reasons = tuple(dict.fromkeys(f"{_LABELS[p.name]}: {p.words}" for p in parts if p.bytes is None))
+    total = None if reasons else sum(part.bytes or 0 for part in parts)
+    gpu, host = _needs(shape, plan, total)
+    unknown = reasons if (host is None or (plan.gpus and gpu is None)) else ()
+    if host is None and not unknown:
+        unknown = (f"The host's part: {shape.why('weights') or 'the size of the weights is not known.'}",)
+    return Estimate(
+        gpus=plan.gpus,
+        gpu_bytes=gpu,
+        host_bytes=host,
+        parts=parts,
+        claim=plan.utilization if plan.gpus or plan.shares_memory else None,
+        context=context,
+        token_bytes=cache.token_bytes(shape, plan),
+        active_bytes=_active(shape, plan),
+        inputs=tuple(inputs),
+        reasons=unknown,
+        problems=_refused(shape, plan),
+        shape_bytes=total,
+    )
+
+
+_LABELS = {"weights": "Weights", "cache": "Cache", "buffers": "Buffers", "engine": "Engine"}
+
+
+def _parts(shape: ModelShape, plan: ServePlan, context: int | None) -> tuple[Part, ...]:
+    cards = max(1, plan.gpus)
+    loaded = loaded_bytes(shape, plan)
+    each = None if loaded is None else -(-loaded // cards)
+    split = f", split over {cards} GPUs" if cards > 1 else ""
+    if loaded is None:
+        weights = Part("weights", None, shape.why("weights") or "the size of the weights is not known.")
+    else:
+        weights = Part("weights", each, f"{loaded / GIB:.2f} GiB as loaded{split}")
+    return (weights, _cache(shape, plan, context), _buffers(shape, plan, context), _engine(plan))
+
+
+def loaded_bytes(shape: ModelShape, plan: ServePlan) -> int | None:
+    """The weights as the engine holds them: it converts plain numbers to its type, and may quantize them itself."""
+    total = shape.weights_bytes
+    if total is None or plan.runtime == Runtime.LLAMA_CPP:
+        return _offloaded(shape, plan, total)
+    own = 4 if plan.dtype in ("float32", "float") else 2
+    plain = {kind: held for kind, held in shape.bytes_by_type if kind in _TYPE_BYTES}
+    if not shape.quantization and plain:
+        total += sum(held * own // _TYPE_BYTES[kind] - held for kind, held in plain.items())
+    if not shape.quantization and (left := _SQUEEZED.get(plan.quantization)) is not None:
+        tables = 2 * (shape.vocabulary or 0) * (shape.hidden or 0) * own
+        total = int(min(tables, total) + max(total - tables, 0) * left)
+    return total
+
+
+def _offloaded(shape: ModelShape, plan: ServePlan, total: int | None) -> int | None:
+    if total is None or not plan.gpus or plan.offloaded is None or not shape.layers:
+        return total
+    return int(total * min(1.0, plan.offloaded / (shape.layers + 1)))
+
+
+def _cache(shape: ModelShape, plan: ServePlan, context: int | None) -> Part:
+    if shape.groups is None:
+        return Part("cache", None, shape.why("cache") or "what the model keeps of a token is not known.")
+    if not shape.groups:
+        return Part("cache", 0, "none: it keeps nothing of a text")
+    if context is None:
+        return Part("cache", None, shape.why("context") or "the length of the context is not known.")
+    held = cache.cache_bytes(shape, plan, context)
+    each = cache.token_bytes(shape, plan)
+    words = f"one request of {context} tokens" if plan.runtime == Runtime.VLLM else f"{context} tokens for all requests"
+    if each:
+        words += f", {each / 1024:.4g} KiB each"
+    return Part("cache", held, words)
+
+
+def _buffers(shape: ModelShape, plan: ServePlan, context: int | None) -> Part:
+    """Room for the numbers of the tokens that are worked on at once."""
+    hidden, inner, words = shape.hidden, shape.intermediate, shape.vocabulary
+    if not hidden or not words:
+        return Part("buffers", 512 * MIB, "an allowance: the model does not state its width")
+    inner = inner or 4 * hidden
+    if plan.runtime == Runtime.LLAMA_CPP:
+        numbers = plan.batch * 4 * (3 * inner + 5 * hidden) + plan.batch * (context or 0) * 2
+        outputs = plan.sequences * words * 4
+        return Part("buffers", numbers + outputs, f"{plan.batch} tokens at once")
+    cards = max(1, plan.gpus)
+    numbers = plan.batch * 2 * (2 * inner // cards + 6 * hidden) + 256 * words * 4
+    return Part("buffers", numbers, f"{plan.batch} tokens at once")
+
+
+def _engine(plan: ServePlan) -> Part:
+    runtime = Runtime(plan.runtime)
+    if not plan.gpus and not plan.shares_memory:
+        return Part("engine", _SERVER_BYTES[runtime], "the server")
+    total, words = _CONTEXT_BYTES[runtime], "the driver's context and libraries"
+    if runtime is Runtime.VLLM and plan.graphs:
+        total, words = total + _GRAPHS_BYTES, f"{words}, captured graphs"
+    if runtime is Runtime.VLLM and plan.gpus > 1:
+        total, words = total + _TALK_BYTES, f"{words}, buffers between the GPUs"
+    if plan.shares_memory:
+        total, words = total + _SERVER_BYTES[runtime], f"{words}, the server"
+    return Part("engine", total, words)
+
+
+def _needs(shape: ModelShape, plan: ServePlan, total: int | None) -> tuple[int | None, int | None]:
+    """(each GPU, host). A budget that somebody set is what counts, as it does when the node admits a start."""
+    if plan.gpus:
+        gpu = total if plan.gpu_budget_bytes is None else budget.share(plan.gpu_budget_bytes, plan.gpus)
+        host = budget.host_part_of(plan.runtime, plan.args, plan.gpus, shape.weights_bytes)
+        return gpu, host if plan.host_budget_bytes is None else plan.host_budget_bytes
+    if plan.shares_memory and plan.gpu_budget_bytes is not None:
+        return None, budget.on_shared_memory(plan.host_budget_bytes, plan.gpu_budget_bytes)
+    if plan.host_budget_bytes is not None:
+        return None, plan.host_budget_bytes
+    return None, total
+
+
+def _refused(shape: ModelShape, plan: ServePlan) -> tuple[str, ...]:
+    """What the engine itself refuses of this plan."""
+    if plan.runtime != Runtime.VLLM or plan.gpus < 2:
+        return ()
+    found, heads, kv = [], shape.attention_heads, shape.key_value_heads
+    if heads is not None and heads % plan.gpus:
+        found.append(f"vLLM splits attention heads evenly: {heads} cannot be split over {plan.gpus} GPUs.")
+    if kv and not found and (kv % plan.gpus if kv >= plan.gpus else plan.gpus % kv):
+        found.append(f"vLLM splits or repeats KV heads evenly: {kv} do not go with {plan.gpus} GPUs.")
+    return tuple(found)
+
+
+def _active(shape: ModelShape, plan: ServePlan) -> int | None:
+    """Bytes of the weights that are read for one token."""
+    total = loaded_bytes(shape, plan.on(0))
+    if total is None:
+        return None
+    total -= shape.table_bytes or 0
+    experts, used = shape.experts, shape.experts_used
+    if shape.expert_bytes and experts and used and used < experts:
+        return max(0, total - shape.expert_bytes + shape.expert_bytes * used // experts)
+    if experts and experts > 1 and plan.active_share is not None:
+        return int(total * plan.active_share)
+    return total
