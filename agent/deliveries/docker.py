@@ -17,7 +17,7 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig, Mount
 
 from agent import clock
-from agent.deliveries import docker_engine, docker_pull, images
+from agent.deliveries import docker_container, docker_engine, docker_pull, images
 from agent.deliveries.base import (
     INSTANCE_VARIABLE,
     LAUNCH_VARIABLE,
@@ -30,12 +30,11 @@ from agent.deliveries.base import (
     Progress,
     Seen,
 )
-from agent.deliveries.docker_engine import NO_TOOLKIT
+from agent.deliveries.docker_container import LAUNCH_LABEL
 from agent.wire.instances import PullProgress
 
 T = TypeVar("T")
 
-_PULL_TIMEOUT_SECONDS = 600
 _CALLS = 8
 _LONG_CALLS = 512
 _SHARED_MEMORY_BYTES = 8 * 1024**3
@@ -45,7 +44,7 @@ _LOG_MAX = "64m"
 _FOLLOW_AGAIN_SECONDS = 2.0
 _RUNNING = frozenset({"running", "paused", "restarting"})
 
-FLEET_LABEL, NODE_LABEL, LAUNCH_LABEL = "mirbad.fleet", "mirbad.node", "mirbad.launch"
+FLEET_LABEL, NODE_LABEL = "mirbad.fleet", "mirbad.node"
 RECORD_LABEL = "mirbad.record"
 
 
@@ -76,8 +75,21 @@ class DockerDelivery:
                 try:
                     self._client = docker_engine.connect(self._host)
                 except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-                    raise _unreachable(error, self._host) from error
+                    raise docker_container.unreachable(error, self._host) from error
             return self._client
+
+    def _ask(self, call: Callable[[docker.DockerClient], T]) -> T:
+        """`call` with the client; once more with a new one when the engine now speaks another version of its API."""
+        client = self._engine()
+        try:
+            return call(client)
+        except docker.errors.APIError as error:
+            if not docker_engine.speaks_another_version(error):
+                raise
+        with self._connecting:
+            if self._client is client:
+                self._client = None
+        return call(self._engine())
 
     async def problem(self) -> str | None:
         """Why the engine cannot be used now."""
@@ -94,47 +106,32 @@ class DockerDelivery:
             if not stop.is_set():
                 loop.call_soon_threadsafe(progress, value)
 
+        wanted = images.parse(image.reference, image.digest)
         try:
-            await self._do_long(self._pull, images.parse(image.reference, image.digest), tell, stop)
+            await self._do_long(docker_pull.bring, self._host, wanted, tell, stop)
         finally:
             stop.set()
-
-    def _pull(self, image: images.Image, tell: Progress, stop: threading.Event) -> None:
-        try:
-            if docker_pull.is_here(self._engine(), image):
-                return
-            tell(PullProgress(text=f"Pulls the image {image.repository}"))
-            client = docker_engine.connect(self._host, _PULL_TIMEOUT_SECONDS)
-            try:
-                docker_pull.pull(client, image, tell, stop)
-            finally:
-                client.close()
-        except docker_pull.PullStopped:
-            return
-        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
 
     async def start(self, order: Order) -> Handle:
         """Make the container and start it; one that does not start is removed."""
         return await self._do(self._start, order)
 
     def _start(self, order: Order) -> Handle:
-        image = _image_order(order)
-        client = self._engine()
+        settings = self._settings(order, _image_order(order))
         try:
-            container: Container = client.containers.create(**self._settings(order, image))
+            container = self._ask(lambda client: docker_container.create(client, settings))
         except docker.errors.APIError as error:
-            raise _failed(error) from error
+            raise docker_container.failed(error) from error
         except (requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
+            raise docker_container.unreachable(error, self._host) from error
         try:
             container.start()
             container.reload()
         except docker.errors.APIError as error:
-            _remove(container)
-            raise _failed(error) from error
+            docker_container.remove(container)
+            raise docker_container.failed(error) from error
         except (requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
+            raise docker_container.unreachable(error, self._host) from error
         return _handle(order.launch_id, container)
 
     def _settings(self, order: Order, image: ImageOrder) -> dict[str, Any]:
@@ -178,7 +175,7 @@ class DockerDelivery:
     def _find(self, launch_id: str) -> Handle | None:
         for container in self._ours(f"{LAUNCH_LABEL}={launch_id}"):
             if container.status == "created":
-                _remove(container)
+                docker_container.remove(container)
             else:
                 return _handle(launch_id, container)
         return None
@@ -198,21 +195,22 @@ class DockerDelivery:
         return tuple(found)
 
     def _ours(self, label: str) -> list[Container]:
-        client = self._engine()
+        filters: dict[str, str | list[str] | bool] = {"label": [f"{FLEET_LABEL}={self._fleet}", label]}
         try:
-            filters: dict[str, str | list[str] | bool] = {"label": [f"{FLEET_LABEL}={self._fleet}", label]}
-            return list(client.containers.list(all=True, filters=filters, ignore_removed=True))
+            return self._ask(
+                lambda client: list(client.containers.list(all=True, filters=filters, ignore_removed=True))
+            )
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
+            raise docker_container.unreachable(error, self._host) from error
 
     def _get(self, handle: Handle) -> Container | None:
         """The container if it is there and ours. DeliveryFailed when the engine does not answer."""
         try:
-            container = self._engine().containers.get(handle.container_id or "")
+            container = self._ask(lambda client: client.containers.get(handle.container_id or ""))
         except docker.errors.NotFound:
             return None
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
+            raise docker_container.unreachable(error, self._host) from error
         ours = container.labels.get(FLEET_LABEL) == self._fleet
         return container if ours and container.labels.get(LAUNCH_LABEL) == handle.launch_id else None
 
@@ -254,14 +252,12 @@ class DockerDelivery:
 
     def _memory(self, handle: Handle) -> int | None:
         try:
-            stats: Any = self._engine().api.stats(handle.container_id or "", stream=False, one_shot=True)
+            stats: Any = self._ask(
+                lambda client: client.api.stats(handle.container_id or "", stream=False, one_shot=True)
+            )
         except (docker.errors.DockerException, requests.RequestException, OSError):
             return None
-        memory = stats.get("memory_stats") or {}
-        usage, details = memory.get("usage"), memory.get("stats") or {}
-        if usage is None:
-            return None
-        return max(0, int(usage) - int(details.get("inactive_file", details.get("total_inactive_file", 0))))
+        return docker_container.used_memory(stats)
 
     async def follow(self, handle: Handle, log: Path) -> None:
         """Write its output to `log` from its first line on, for as long as it runs."""
@@ -308,9 +304,11 @@ class DockerDelivery:
         except docker.errors.NotFound:
             return Seen(running=False)
         except docker.errors.APIError as error:
+            if self._get(handle) is None:
+                return Seen(running=False)
             raise DeliveryFailed(f"Docker could not stop the container: {error.explanation}.") from error
         except (requests.RequestException, OSError) as error:
-            raise _unreachable(error, self._host) from error
+            raise docker_container.unreachable(error, self._host) from error
         return self._seen(handle)
 
     async def clean(self, handle: Handle) -> None:
@@ -320,7 +318,7 @@ class DockerDelivery:
     def _clean(self, handle: Handle) -> None:
         container = self._get(handle)
         if container is not None:
-            _remove(container)
+            docker_container.remove(container)
 
     async def close(self) -> None:
         """Let go of the engine; containers go on."""
@@ -337,36 +335,10 @@ def _image_order(order: Order) -> ImageOrder:
 
 
 def _handle(launch_id: str, container: Container) -> Handle:
-    digest = None
-    if container.image is not None:
-        digest = next(iter(container.image.attrs.get("RepoDigests") or []), "").partition("@")[2] or None
-    return Handle(launch_id=launch_id, container_id=container.id, boot_id=clock.boot_id(), image_digest=digest)
-
-
-def _remove(container: Container) -> None:
     try:
-        container.remove(force=True, v=True)
+        image = container.image
     except docker.errors.NotFound:
-        return
-    except docker.errors.APIError as error:
-        if "already in progress" not in str(error):
-            raise DeliveryFailed(f"Docker could not remove the container {container.name}: {error}") from error
-    except (requests.RequestException, OSError) as error:
-        raise DeliveryFailed(f"Docker could not remove the container {container.name}: {error}") from error
-
-
-def _unreachable(error: Exception, docker_host: str | None) -> DeliveryFailed:
-    return DeliveryFailed(docker_engine.say(error, docker_host), code="runtime_unavailable")
-
-
-def _failed(error: docker.errors.APIError) -> DeliveryFailed:
-    """Why a container was not started, with what to do."""
-    text = str(error.explanation or error)
-    low = text.lower()
-    if "port is already allocated" in low or "address already in use" in low:
-        return DeliveryFailed(f"The port is taken: {text}", code="port_unavailable", port_taken=True)
-    if "could not select device driver" in low or "nvidia-container" in low or "unresolvable cdi devices" in low:
-        return DeliveryFailed(f"{NO_TOOLKIT} Docker says: {text[:300]}", code="runtime_unavailable")
-    if "no such image" in low:
-        return DeliveryFailed(f"The image is not on this node any more: {text[:300]}", code="pull_failed")
-    return DeliveryFailed(f"Docker could not start the container: {text[:400]}")
+        image = None  # removed under its container, which runs on
+    digests = (image.attrs.get("RepoDigests") or []) if image is not None else []
+    digest = next(iter(digests), "").partition("@")[2] or None
+    return Handle(launch_id=launch_id, container_id=container.id, boot_id=clock.boot_id(), image_digest=digest)

@@ -40,6 +40,12 @@ def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> 
     return docker.from_env(version="auto", timeout=timeout_seconds)
 
 
+def speaks_another_version(error: docker.errors.APIError) -> bool:
+    """Whether the engine refuses the version that was agreed on: it was upgraded, or put back, since then."""
+    text = str(error.explanation or error).lower()
+    return "client version" in text and ("too old" in text or "too new" in text)
+
+
 def say(error: Exception, docker_host: str | None) -> str:
     """Why the engine is not reached, with what to do."""
     text = str(error)
@@ -48,6 +54,9 @@ def say(error: Exception, docker_host: str | None) -> str:
         return f"The agent may not talk to Docker ({where}): add its user to the group docker and restart the agent."
     if "No such file" in text or "Connection refused" in text or "FileNotFoundError" in text:
         return f"Docker does not run on this node (nothing answers at {where}); install or start it to run containers."
+    low = text.lower()
+    if "too old" in low or "too new" in low or "api versions below" in low:
+        return f"Docker on this node and the agent have no API version in common; upgrade the older one. {text[:300]}"
     return f"Docker cannot be used on this node: {text[:300]}"
 
 

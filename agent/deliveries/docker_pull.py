@@ -6,13 +6,16 @@ from typing import Any
 
 import docker
 import docker.errors
+import requests
 
 from agent import clock
+from agent.deliveries import docker_engine
 from agent.deliveries.base import DeliveryFailed
 from agent.deliveries.images import Image
 from agent.wire.instances import PullProgress
 
 _TELL_SECONDS = 0.3
+_TIMEOUT_SECONDS = 600
 _DONE = frozenset({"Download complete", "Pull complete", "Verifying Checksum", "Extracting"})
 
 
@@ -67,10 +70,36 @@ def is_here(client: docker.DockerClient, image: Image) -> bool:
     return True
 
 
+def bring(docker_host: str | None, image: Image, tell: Callable[[PullProgress], None], stop: threading.Event) -> None:
+    """Have `image` on this machine, pulled unless it is here; blocking. DeliveryFailed, PullStopped."""
+    if stop.is_set():
+        raise PullStopped
+    try:
+        client = docker_engine.connect(docker_host, _TIMEOUT_SECONDS)
+        try:
+            if is_here(client, image):
+                return
+            tell(PullProgress(text=f"Pulls the image {image.repository}"))
+            pull(client, image, tell, stop)
+        finally:
+            client.close()
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise DeliveryFailed(docker_engine.say(error, docker_host), code="runtime_unavailable") from error
+
+
 def pull(
     client: docker.DockerClient, image: Image, tell: Callable[[PullProgress], None], stop: threading.Event
 ) -> None:
-    """Pull `image`; `tell` is called from this thread, some times a second. DeliveryFailed, PullStopped."""
+    """Pull `image`; `tell` is called from this thread, some times a second. DeliveryFailed, PullStopped.
+
+    The engine ends a pull whose answer is closed.
+    """
+    answers: list[requests.Response] = []
+
+    def note(answer: requests.Response, *_: object, **__: object) -> None:
+        answers.append(answer)
+
+    client.api.hooks["response"].append(note)
     try:
         events: Iterable[Any] = client.api.pull(
             image.repository, tag=image.digest or image.tag or "latest", stream=True, decode=True
@@ -80,6 +109,9 @@ def pull(
         raise _explained(image, str(error.explanation or error)) from error
     except DeliveryFailed as error:
         raise _explained(image, str(error)) from error
+    finally:
+        for answer in answers:
+            answer.close()
     if not is_here(client, image):
         raise DeliveryFailed(f"The image {image.reference} was pulled, and the engine does not have it.")
 
