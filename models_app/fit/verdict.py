@@ -1,4 +1,4 @@
-"""Whether a need goes into what is free now: part by part, with the numbers. The same rule previews, plans and applies."""
+"""Whether a need goes into what is free now, part by part. The same rule previews, plans and applies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

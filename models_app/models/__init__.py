@@ -6,12 +6,14 @@ from models_app.models.intent import RunningIntent, StrayInstance
 from models_app.models.key import ApiKey
 from models_app.models.placement import Placement
 from models_app.models.routing import RoutingVersion
+from models_app.models.shape import KnownShape
 from models_app.models.usage import UsageDay
 from models_app.models.window import MaintenanceWindow
 
 __all__ = [
     "ApiKey",
     "Hold",
+    "KnownShape",
     "MaintenanceWindow",
     "ModelDefinition",
     "ModelSource",
