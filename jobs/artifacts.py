@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
+from agent.wire.base import WireModel
 from agent.wire.capability import Feature
 from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, FolderList
 from agent.wire.errors import AgentCode
+from agent.wire.images import PullRequest, PullState, PullView
 from jobs.base import Step
 from jobs.errors import StepFailed
 from mirbad.kernel import clock
@@ -21,6 +23,7 @@ from nodes.errors import AgentRefused, NodeOffline
 from nodes.link import client
 
 T = TypeVar("T")
+M = TypeVar("M", bound=WireModel)
 
 LOOK_SECONDS = 1.0
 _SERVER_ERROR = 500
@@ -57,6 +60,39 @@ def last_contact(step: Step) -> datetime:
     return max(step.stage_since, datetime.fromisoformat(str(heard))) if heard else step.stage_since
 
 
+def pull(step: Step, pull_id: str, wanted: PullRequest) -> tuple[PullView, dict[str, Any]]:
+    """Have the node bring an image, unless it has it; the view now, and state to keep. StepFailed."""
+    path, turn = f"images/pull/{pull_id}", int(step.state.get("asked", 0))
+    try:
+        view = _reach(step, lambda: client.call(step.node_id, "GET", path, None, answer=PullView))
+    except AgentRefused as refusal:
+        if refusal.agent_code != AgentCode.NOT_FOUND:
+            raise _failure(step, refusal) from refusal
+        # A node keeps no pull over a restart of its agent: asked anew, under a key of its own.
+        key, turn = step.key(turn), turn + 1
+        view = _mutate(step, "PUT", path, wanted, key=key, answer=PullView)
+    if view.state is PullState.FAILED:
+        raise StepFailed(view.reason_code or "pull_failed", view.reason or "The pull failed.", final=True)
+    if view.state is PullState.CANCELLED:
+        raise StepFailed("cancelled", "The pull was cancelled on the node.", final=True)
+    return view, {"asked": turn}
+
+
+def cancel_pull(step: Step, pull_id: str, key: str) -> None:
+    """Have the node end a pull; one that it does not know has ended. StepFailed."""
+    try:
+        _mutate(step, "POST", f"images/pull/{pull_id}/cancel", None, key=key, answer=PullView)
+    except StepFailed as failure:
+        if failure.step_code != AgentCode.NOT_FOUND:
+            raise
+
+
+def offers(node_id: str, feature: Feature) -> bool:
+    """Whether the node's agent said that it can do `feature`."""
+    known = node_queries.capabilities(node_queries.get(node_id))
+    return known is not None and feature in known.features
+
+
 def lacking(step: Step, model: ModelDefinition) -> DownloadSpec | None:
     """What the node lacks of the weights of a model that names a repository; None when nothing is to be fetched.
 
@@ -70,7 +106,7 @@ def lacking(step: Step, model: ModelDefinition) -> DownloadSpec | None:
 
 def lacks(step: Step, source: ModelSource) -> bool:
     """Whether the node lacks what `source` names; False for one whose agent brings nothing. StepFailed."""
-    return _downloads(step.node_id) and folder_lacks(folders(step).folders, source.folder, source.file)
+    return offers(step.node_id, Feature.DOWNLOADS) and folder_lacks(folders(step).folders, source.folder, source.file)
 
 
 def pinned(model: ModelDefinition, source: ModelSource, hint: str) -> DownloadSpec:
@@ -88,11 +124,6 @@ def wish_for(model: ModelDefinition, source: ModelSource) -> Wish:
     """What of its repository a model needs."""
     files = (source.file,) if source.file else ()
     return Wish(source.repository, source.revision, files, source.folder, model.allow_pickle)
-
-
-def _downloads(node_id: str) -> bool:
-    known = node_queries.capabilities(node_queries.get(node_id))
-    return known is not None and Feature.DOWNLOADS in known.features
 
 
 def begin(step: Step, download_id: str, spec: DownloadSpec, key: str) -> DownloadView:
@@ -149,6 +180,13 @@ def ended(view: DownloadView) -> StepFailed | None:
     if view.state is DownloadState.CANCELLED:
         return StepFailed("cancelled", "The download was cancelled on the node.", final=True)
     return None
+
+
+def _mutate(step: Step, method: str, path: str, body: WireModel | None, *, key: str, answer: type[M]) -> M:
+    try:
+        return _reach(step, lambda: client.call(step.node_id, method, path, body, answer=answer, operation_id=key))
+    except AgentRefused as refusal:
+        raise _failure(step, refusal) from refusal
 
 
 def _failure(step: Step, refusal: AgentRefused) -> StepFailed:

@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from audit import log as audit_log
 from jobs import ledger, shards
 from jobs.base import Kind
-from jobs.kinds import GO_ON_FENCED, launch
+from jobs.kinds import GO_ON_FENCED, KINDS, launch, move, unplace
 from jobs.kinds import stop as stopping
 from jobs.models import Operation
 from jobs.queries import open_operation
@@ -30,6 +30,8 @@ from nodes import queries as node_queries
 from nodes.models import Node
 
 _TARGET = "placement"
+# What it is to end an operation, in the audit log.
+_ENDS = {launch.NAME: "model.stop", move.NAME: "model.move", unplace.NAME: "model.unplace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +144,22 @@ def _stop(placement: Placement, opened: Operation | None, actor: Actor, text: st
 
 
 def cancel(operation_id: str, actor: Actor) -> Operation:
-    """Ask an operation to end. A launch stops its engine first. Raises NotFound, Conflict (over already)."""
+    """Ask an operation to end. A launch stops its engine first.
+
+    Raises NotFound, Conflict (over already, or at a stage from which there is no way back), MasterFenced.
+    """
     operation = Operation.objects.filter(pk=operation_id).first()
     if operation is None:
         raise NotFound(f"There is no operation {operation_id!r}.")
-    action = "model.stop" if operation.kind == launch.NAME else "job"
+    action = _ENDS.get(operation.kind, "job")
     with audit_log.refusals_recorded(action, actor, operation_id=operation_id), transaction.atomic():
         if operation.kind not in GO_ON_FENCED:
             fencing.require_unfenced()
+        operation = Operation.objects.select_for_update().get(pk=operation_id)
         if operation.finished_at is not None:
             raise Conflict("The operation is over already.")
+        if why := KINDS[operation.kind].why_no_cancel(operation.stage, operation.input):
+            raise Conflict(why, fields={"stage": operation.stage})
         # The shards of a replica start together, or not at all.
         together = shards.operations_with(operation)
         if operation.kind == launch.NAME:

@@ -1,7 +1,7 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import ca_rotation, download, launch, move, revoke, rotate_cert, stop, sweep, takeover
+from jobs.kinds import ca_rotation, download, launch, move, revoke, rotate_cert, stop, sweep, takeover, unplace
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -16,6 +16,7 @@ KINDS: dict[str, Kind] = {
         ca_rotation.KIND,
         download.KIND,
         move.KIND,
+        unplace.KIND,
     )
 }
 

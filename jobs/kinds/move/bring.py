@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from agent.wire.capability import Delivery, Feature
 from agent.wire.downloads import DownloadSpec, DownloadState
+from agent.wire.images import PullRequest, PullState
 from jobs import artifacts, starting
 from jobs.base import Cancelled, Go, Outcome, Step
 from jobs.errors import StepFailed
@@ -17,7 +19,9 @@ from jobs.kinds.move.plan import (
     plan_of,
     poll,
 )
+from models_app import registry
 from models_app.models import ModelDefinition, ModelSource
+from nodes.models import Node
 
 # What a token may cure.
 _CLOSED = frozenset({"gated", "token_refused", "not_found", "repository_not_found"})
@@ -29,14 +33,12 @@ def downloading(step: Step) -> Outcome:
     plan = plan_of(step)
     at = int(step.state.get("at", 0))
     if step.cancel_requested:
-        if step.state.get("spec"):
-            artifacts.cancel(step, download_id(step.operation_id, at), f"{step.key()}:cancel:{at}")
-        return Cancelled("Ended before anything was changed; what had come to the node is kept.")
-    starting.ready_node(at_target(step, plan))
+        return _ended(step, at)
+    node = starting.ready_node(at_target(step, plan))
     model = ModelDefinition.objects.prefetch_related("sources").get(pk=step.model_id)
     sources = sorted(model.sources.all(), key=lambda source: source.position)
     if at >= len(sources):
-        return _next(plan)
+        return _image(step, model, node) or _next(plan)
     if not step.state.get("spec"):
         return _begin(step, plan, model, sources[at])
     spec = DownloadSpec.model_validate(step.state["spec"])
@@ -67,6 +69,35 @@ def _begin(step: Step, plan: Plan, model: ModelDefinition, source: ModelSource) 
         text = f"Node {step.node_id} has the weights." if source.folder else "There is nothing to bring."
         return poll(text, {"at": at + 1})
     return poll(f"Node {step.node_id} lacks the weights: downloading {spec.repository}.", {"spec": spec.to_wire()})
+
+
+def _image(step: Step, model: ModelDefinition, node: Node) -> Outcome | None:
+    """The image that the engine runs in comes, too; None once it is there or the launch itself brings it."""
+    if model.delivery != Delivery.CONTAINER or not artifacts.offers(node.pk, Feature.IMAGES):
+        return None
+    image, digest = registry.image_of(model, node)
+    if not image:
+        return None
+    pull = replace(step, stage=f"{step.stage}-image", state={**step.state, "asked": step.state.get("pulls", 0)})
+    view, state = artifacts.pull(pull, _pull_id(step), PullRequest(image=image, digest=digest or None))
+    if view.state is PullState.READY:
+        return None
+    text = view.text or f"Pulling the image {view.image}."
+    bytes_ = {"doneBytes": view.done_bytes, "totalBytes": view.total_bytes}
+    shown = {name: value for name, value in bytes_.items() if value is not None}
+    return poll(text, {"pulls": state["asked"]}, **shown)
+
+
+def _pull_id(step: Step) -> str:
+    return f"{step.operation_id}-image"
+
+
+def _ended(step: Step, at: int) -> Cancelled:
+    if step.state.get("spec"):
+        artifacts.cancel(step, download_id(step.operation_id, at), f"{step.key()}:cancel:{at}")
+    if step.state.get("pulls"):
+        artifacts.cancel_pull(step, _pull_id(step), f"{step.key()}:cancel:image")
+    return Cancelled("Ended before anything was changed; what had come to the node is kept.")
 
 
 def _next(plan: Plan) -> Go:
