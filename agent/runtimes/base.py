@@ -18,23 +18,47 @@ class Source:
     """Weights on this machine. `path` is what the engine opens: the folder, or one file in it.
 
     `mounts` are the real paths that a container needs, each mounted read-only at the same path; `size_bytes` counts
-    what the engine will load.
+    what the engine will load; `safetensors` says that it can take safetensors from it.
     """
 
     path: Path
     mounts: tuple[Path, ...]
     size_bytes: int
+    safetensors: bool = False
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How one shard meets the others of its replica: at `address` and `port`, where rank 0 listens.
+
+    `own_address` and `interface` are this machine's on the way there, None when they cannot be told. `devices` are its
+    InfiniBand adapters on the fabric, `interfaces` its network interfaces.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    own_address: str | None = None
+    interface: str | None = None
+    devices: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one engine will sit: the address it listens on, its key, and what it may use of the machine."""
+    """Where one engine will sit: the address it listens on, its key, and what it may use of the machine.
+
+    `meeting` is for one shard of several.
+    """
 
     host: str
     port: int
     api_key: str
     threads: int
     source: Source | None
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,10 @@ class EngineRuntime(Protocol):
 
     def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
         """The command line for a spec that `prepare` accepted."""
+        ...
+
+    def answers(self, spec: LaunchSpec) -> bool:
+        """Whether it listens and says how it is; a shard may only work for another."""
         ...
 
     def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:

@@ -1,7 +1,7 @@
 """Which of a person's extra arguments and variables an engine may get."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agent.errors import AgentError
 from agent.wire.errors import AgentCode
@@ -46,11 +46,27 @@ def check_args(args: Iterable[str], denied: Iterable[str], *, abbreviations: boo
             continue
         name = _spelling(argument)
         for flag in refused:
-            if name == flag or (abbreviations and len(name) > 1 and flag.startswith(name)):
+            if name == flag or (abbreviations and _argparse_reads(name, flag)):
                 raise rejected(
                     f"the argument {name} is set by the agent or would read files of the node; remove it"
                     f"{'' if name == flag else f' or write it out if you did not mean {flag}'}."
                 )
+
+
+def _argparse_reads(name: str, flag: str) -> bool:
+    """Whether argparse takes `name` for `flag`: a beginning of it, or a flag of one letter with its value attached."""
+    attached = len(flag) == 2 and not name.startswith("--") and name.startswith(flag)
+    return attached or (len(name) > 1 and flag.startswith(name))
+
+
+def values_of(args: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Every value that a person's arguments may give to the long option `flag`, as argparse reads it."""
+    found = []
+    for at, argument in enumerate(args):
+        if argument.startswith("--") and len(argument) > 2 and flag.startswith(_spelling(argument)):
+            _, equals, value = argument.partition("=")
+            found.append(value if equals else (args[at + 1] if at + 1 < len(args) else ""))
+    return tuple(found)
 
 
 def given(args: Iterable[str], *flags: str) -> bool:

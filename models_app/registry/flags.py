@@ -50,7 +50,19 @@ def _is_managed(runtime: str, name: str, managed: frozenset[str]) -> bool:
     spelled = name.split(".", 1)[0].replace("_", "-") if name.startswith("--") else name
     if spelled in managed:
         return True
-    return runtime in _ABBREVIATES and len(spelled) > 1 and any(flag.startswith(spelled) for flag in managed)
+    return runtime in _ABBREVIATES and any(_argparse_reads(spelled, flag) for flag in managed)
+
+
+def runs_code(runtime: str, args: Sequence[str]) -> bool:
+    """Whether `args` let the engine run Python that comes with the weights, which is what pickles do."""
+    names = [argument.split("=", 1)[0].replace("_", "-") for argument in args if argument.startswith("--")]
+    return runtime in _ABBREVIATES and any(_argparse_reads(name, "--trust-remote-code") for name in names)
+
+
+def _argparse_reads(name: str, flag: str) -> bool:
+    """Whether argparse takes `name` for `flag`: a beginning of it, or a flag of one letter with its value attached."""
+    attached = len(flag) == 2 and not name.startswith("--") and name.startswith(flag)
+    return attached or (name not in ("-", "--") and flag.startswith(name))
 
 
 def _is_number(argument: str) -> bool:

@@ -188,6 +188,11 @@ class ModelInput(_Input):
             raise _problem("file_not_gguf", "llama.cpp reads GGUF files; give a file that ends in .gguf.")
         if names := flags.refused(self.runtime, self.args):
             raise _problem("argument_managed", f"Mirbad sets {', '.join(names)} itself; take it out of the arguments.")
+        if not self.allow_pickle and flags.runs_code(self.runtime, self.args):
+            raise _problem(
+                "code_refused",
+                "--trust-remote-code runs Python that comes with the weights; remove it, or allow pickles on purpose.",
+            )
         return self
 
 

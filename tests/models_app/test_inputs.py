@@ -131,6 +131,28 @@ def test_what_the_agent_would_refuse_is_refused_when_it_is_saved(base, runtime) 
         assert refusal(base, env={name: "x"}).problems[0]["code"] == "env_name_reserved", name
 
 
+@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote", "--trust-remote-code=true"])
+def test_code_beside_the_weights_wants_the_same_leave_as_pickles(argument: str) -> None:
+    (problem,) = refusal(VLLM, args=[argument]).problems
+    assert problem["code"] == "code_refused"
+    assert parse({**VLLM, "args": [argument], "allowPickle": True})
+    assert parse({**VLLM, "args": ["--no-trust-remote-code"]})
+
+
+@pytest.mark.parametrize("argument", ["-n2", "-r1", "--data_parallel_addr"])
+def test_a_flag_of_one_letter_is_known_with_its_value_attached(argument: str) -> None:
+    assert refusal(VLLM, args=[argument]).problems[0]["code"] == "argument_managed"
+
+
+@pytest.mark.parametrize("argument", ["-m", "-hf", "-mu", "-hfr", "-hff", "-mm", "-jf"])
+def test_short_flags_of_llama_cpp_that_name_weights_or_files_are_refused(argument: str) -> None:
+    assert refusal(LLAMA, args=[argument, "x"]).problems[0]["code"] == "argument_managed"
+
+
+def test_llama_cpp_takes_no_beginning_of_a_flag_for_the_flag() -> None:
+    assert parse({**LLAMA, "args": ["--chat-template", "chatml", "--mode", "x"]})
+
+
 def test_other_arguments_pass() -> None:
     assert parse({**VLLM, "args": ["--max-model-len", "4096", "--enforce-eager"]})
     assert parse({**LLAMA, "args": ["-c", "4096", "--n-gpu-layers", "-1"]})

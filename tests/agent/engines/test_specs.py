@@ -1,5 +1,6 @@
 """What a launch may ask for: arguments, variables, images, and the command lines that come of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def root(tmp_path: Path) -> AgentConfig:
         "--host", "--host=0.0.0.0", "--ho", "--port", "--api-key", "--api_key", "--api-k", "--api_k=x", "--config",
         "--conf", "--served-model-name", "--served", "--ssl-keyfile", "--ssl_keyf", "--chat-template=/etc/passwd",
         "--allowed-local-media-path", "--middleware", "-tp", "-tp=2", "--tensor-parallel-size", "--tensor_par",
+        "-n2", "-r1", "--data_parallel_addr",
         "--model", "--uds", "--tokenizer", "--worker-cls", "--kv-transfer-config.kv_role", "--", "--hf-tok",
     ],
 )  # fmt: skip
@@ -59,7 +61,7 @@ def test_vllm_arguments_that_read_files_or_move_the_address_or_key_are_refused(
     [
         ("--gpu-memory-utilization", "0.8"), ("--max-num-seqs=4",), ("--tokenizer-mode", "auto"), ("--seed", "-1"),
         ("--enable-prefix-caching",), ("--swap-space", "4"), ("--dtype", "float16"), ("--max-model-len", "100"),
-        ("--chat-template-content-format", "string"), ("--hf-overrides", "{}"), ("-O3",), ("--trust-remote-code",),
+        ("--chat-template-content-format", "string"), ("--hf-overrides", "{}"), ("-O3",), ("--no-trust-remote-code",),
     ],
 )  # fmt: skip
 def test_other_vllm_arguments_are_passed_on(root: AgentConfig, args: tuple[str, ...]) -> None:
@@ -97,7 +99,8 @@ def test_an_argument_of_the_person_wins_over_the_context_of_the_spec(root: Agent
 @pytest.mark.parametrize(
     "argument",
     ["--model", "-m", "--api-key", "--api_key_file", "--host", "--lora", "--mmproj", "-hf", "--hf-repo", "--alias",
-     "--chat-template-file", "--log-file", "--rpc", "--ssl-key-file", "--grammar_file"],
+     "-mu", "-hfr", "-hff", "-mm", "-jf", "--chat-template-file",
+     "--log-file", "--rpc", "--ssl-key-file", "--grammar_file"],
 )  # fmt: skip
 @pytest.mark.parametrize("binary", [None, "/bin/true"])
 def test_llama_arguments_that_read_files_or_move_the_address_or_key_are_refused(
@@ -252,7 +255,54 @@ def test_vllm_is_not_started_on_pickles_alone_unless_they_are_allowed(tmp_path: 
     assert RUNTIMES[Runtime.VLLM].prepare(wanted.model_copy(update={"allow_pickle": True}), config) is not None
 
 
-@pytest.mark.parametrize("args", [("--load-format", "pt"), ("--load_format=npcache",)])
+def test_llama_cpp_reads_flags_as_they_are_written_and_keeps_its_own(root: AgentConfig) -> None:
+    """It does not take a beginning for a flag: `--chat-template` is not `--chat-template-file`."""
+    own = root.model_copy(update={"llama_server": "/bin/true"})
+    args = ("--chat-template", "chatml", "--mode", "x", "--hos", "y", "--temp", "-1")
+    launch = spec(runtime=Runtime.LLAMA_CPP, source=SourceSpec(folder="x"), args=args)
+    assert RUNTIMES[Runtime.LLAMA_CPP].prepare(launch, own) is not None
+
+
+@pytest.mark.parametrize("args", [("--trust-remote-code",), ("--trust-remote",), ("--trust_remote_code=true",)])
+def test_code_beside_the_weights_runs_only_where_pickles_are_allowed(root: AgentConfig, args: tuple[str, ...]) -> None:
+    with pytest.raises(AgentError, match="Python that comes with the weights"):
+        RUNTIMES[Runtime.VLLM].prepare(vllm(args=args), root)
+    assert RUNTIMES[Runtime.VLLM].prepare(vllm(args=args, allow_pickle=True), root) is not None
+
+
+def test_vllm_is_told_to_read_safetensors_and_nothing_else(tmp_path: Path) -> None:
+    wanted, config = _vllm_folder(tmp_path, "model.safetensors", "pytorch_model.bin")
+
+    def argv(**changes: object) -> tuple[str, ...]:
+        launch = wanted.model_copy(update=changes)
+        source = RUNTIMES[Runtime.VLLM].prepare(launch, config)
+        return RUNTIMES[Runtime.VLLM].command(launch, config, replace(SEAT, source=source)).argv
+
+    assert argv()[-2:] == ("--load-format", "safetensors")
+    assert "--load-format" not in argv(allow_pickle=True)
+    assert argv(args=("--load-form=dummy",))[-1] == "--load-form=dummy"
+    assert "--load-format" not in argv(args=("--load-form=dummy",))
+
+
+def test_safetensors_in_a_folder_below_do_not_keep_vllm_from_the_pickle_above(tmp_path: Path) -> None:
+    wanted, config = _vllm_folder(tmp_path, "pytorch_model.bin")
+    (tmp_path / "w" / "other").mkdir()
+    (tmp_path / "w" / "other" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(AgentError, match="pickles"):
+        RUNTIMES[Runtime.VLLM].prepare(wanted, config)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.pth", "a.ckpt", "a.pkl", "a.pt2", "A.PT2"])
+def test_every_kind_of_pickle_is_refused(tmp_path: Path, name: str) -> None:
+    wanted, config = _vllm_folder(tmp_path, "config.json", name)
+    with pytest.raises(AgentError, match="pickles"):
+        RUNTIMES[Runtime.VLLM].prepare(wanted, config)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--load-format", "pt"), ("--load_format=npcache",), ("--load-f", "pt"), ("--load-format=dummy", "--loa=pt")],
+)
 def test_vllm_is_not_told_to_read_the_pickles_beside_safetensors(tmp_path: Path, args: tuple[str, ...]) -> None:
     wanted, config = _vllm_folder(tmp_path, "model.safetensors", "pytorch_model.bin")
     assert RUNTIMES[Runtime.VLLM].prepare(wanted, config) is not None
