@@ -35,7 +35,8 @@ from jobs.kinds.move.plan import (
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
-from models_app.models import Placement
+from models_app import intents
+from models_app.models import Placement, RunningIntent
 from models_app.placement import apply
 from models_app.placement import handover as placing
 
@@ -130,9 +131,12 @@ def not_started(step: Step, failure: StepFailed) -> Done:
     """The end of a move whose model does not run on the target: done, with the reason."""
     code = failure.step_code
     placement = Placement.objects.filter(pk=plan_of(step).arrival.id).first()
-    if placement is not None and code not in AWAY:
+    if placement is not None:
         with transaction.atomic():
-            apply.want_stopped(placement)
+            if code in AWAY:
+                intents.ask([placement], RunningIntent.ASKED)
+            else:
+                apply.want_stopped(placement)
     detail = f"{failure.detail} It is started once the node works again." if code in AWAY else failure.detail
     start = {"code": code, "detail": detail, "lines": list(failure.lines)}
     return Done(f"It stands on node {step.node_id} but was not started: {detail}", {**_result(step), "start": start})
