@@ -8,6 +8,7 @@ import shutil
 import socket
 from pathlib import Path
 
+from agent import fabrics
 from agent.config import AgentConfig
 from agent.deliveries import docker_engine
 from agent.deliveries.docker_engine import EngineState
@@ -16,6 +17,7 @@ from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
 from agent.telemetry import host, links, memory
 from agent.telemetry.nvml import Card, Cards
+from agent.wire.budget import GIB
 from agent.wire.capability import (
     Capabilities,
     Delivery,
@@ -50,7 +52,8 @@ def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) ->
         for delivery in Delivery
     )
     gpus = tuple(_gpu(card, cards) for card in (cards.cards if cards else ()))
-    warnings = (*_warnings(config), *links.warnings(gpus))
+    stated = fabrics.warnings(config.fabrics, config.state_dir, config.sysfs_root)
+    warnings = (*_warnings(config), *links.warnings(gpus), *stated)
     healthy = not warnings and all(item.problem is None for item in gpus)
     return Capabilities(
         os=_os_name(),
@@ -67,10 +70,17 @@ def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) ->
         folders=list_folders(config.models_root),
         models_root=str(config.models_root),
         allow_tag_pulls=config.allow_tag_pulls,
+        memory_reserve_bytes=_owner_reserve(config),
         approved_images=config.approved_images,
         warnings=warnings,
+        fabrics=fabrics.capabilities(config.fabrics, config.state_dir, config.sysfs_root),
         health="ok" if healthy else "degraded",
     )
+
+
+def _owner_reserve(config: AgentConfig) -> int | None:
+    """What ``agent.json`` keeps from models, None when its owner says nothing."""
+    return int(config.memory_reserve_gib * GIB) if "memory_reserve_gib" in config.model_fields_set else None
 
 
 def _os_name() -> str:
@@ -118,7 +128,8 @@ def _no_gpus_in_containers(runtime: Runtime, container: EngineState, has_gpus: b
 
 def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -> tuple[Feature, ...]:
     """What is offered beyond the base. Four flags are of nodes with discrete GPUs alone; a unified node has none."""
-    features = [Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.PKI_ROTATE, Feature.DOWNLOADS, Feature.IMAGES]
+    features = [Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.FOLDER_SHAPES, Feature.PKI_ROTATE]
+    features += [Feature.DOWNLOADS, Feature.IMAGES, Feature.REPLICAS_SHARDS]
     if container.problem is None:
         features.append(Feature.DELIVERY_CONTAINER)
     if model is MemoryModel.DISCRETE:

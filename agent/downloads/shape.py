@@ -12,7 +12,7 @@ from agent.wire import gguf as wire_gguf
 from agent.wire import safetensors
 from agent.wire.capability import FolderFile
 from agent.wire.errors import AgentCode
-from agent.wire.shape import CONFIG_LIMIT, FolderShape, GgufModel, Plain, SafetensorsFile
+from agent.wire.shape import CONFIG_LIMIT, FolderShape, GgufModel, SafetensorsFile, shape_values
 
 INDEX = "model.safetensors.index.json"
 _MOST_FILES, _MOST_HEADERS, _MOST_GGUF = 1000, 400, 64
@@ -164,14 +164,3 @@ def _gguf(folder: Path, first: Path) -> GgufModel:
 def _parts_wanted(first: Path) -> int:
     found = _SPLIT.search(first.name)
     return int(found[1]) if found else 1
-
-
-def shape_values(header: wire_gguf.Header) -> dict[str, Plain]:
-    """The keys of a header that say the model's shape: general ones, and those of its architecture."""
-    prefixes = ("general.", f"{header.values.get('general.architecture')}.", "split.")
-    found: dict[str, Plain] = {}
-    for name, value in header.values.items():
-        if not name.startswith(prefixes) or value is None or (isinstance(value, str) and len(value) > 200):
-            continue
-        found[name] = tuple(value) if isinstance(value, list) else value
-    return found

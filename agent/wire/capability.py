@@ -39,6 +39,7 @@ class Feature(StrEnum):
     DELIVERY_PROCESS = "delivery.process"
     DELIVERY_CONTAINER = "delivery.container"
     FOLDERS = "folders"
+    FOLDER_SHAPES = "folders.shapes"
     PKI_ROTATE = "pki.rotate"
     DOWNLOADS = "downloads"
     IMAGES = "images"
@@ -149,7 +150,7 @@ class ModelFolder(WireModel):
 
 
 class Capabilities(WireModel):
-    """``GET /agent/v1/capabilities``."""
+    """``GET /agent/v1/capabilities``. `memory_reserve_bytes` is what the owner of the machine keeps from models."""
 
     os: str
     arch: str
@@ -165,6 +166,7 @@ class Capabilities(WireModel):
     folders: tuple[ModelFolder, ...]
     models_root: str
     allow_tag_pulls: bool
+    memory_reserve_bytes: Whole | None = None
     approved_images: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     fabrics: tuple[FabricCapability, ...] = ()

@@ -4,6 +4,7 @@ from pydantic import Field
 
 from agent.wire.base import Whole, WireModel
 from agent.wire.capability import FolderFile
+from agent.wire.gguf import Header
 
 CONFIG_LIMIT = 1024 * 1024
 """Bytes of a ``config.json`` that are read."""
@@ -53,3 +54,14 @@ class FolderShape(WireModel):
     index_problem: str | None = None
     safetensors: tuple[SafetensorsFile, ...] = ()
     gguf: tuple[GgufModel, ...] = ()
+
+
+def shape_values(header: Header) -> dict[str, Plain]:
+    """The keys of a header that say the model's shape: general ones, and those of its architecture."""
+    prefixes = ("general.", f"{header.values.get('general.architecture')}.", "split.")
+    found: dict[str, Plain] = {}
+    for name, value in header.values.items():
+        if not name.startswith(prefixes) or value is None or (isinstance(value, str) and len(value) > 200):
+            continue
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found

@@ -63,6 +63,27 @@ def resolve(name: str, revision: str = "", token: str | None = None, *, timeout:
         raise told from error
 
 
+def content(found: Repository, path: str, limit: int, *, timeout: float = TIMEOUT_SECONDS) -> bytes:
+    """The first `limit` bytes of a file of the repository, which must be open to everyone. Raises as `resolve`."""
+    import httpx2
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(found.name, path, revision=found.commit, endpoint=endpoint())
+    data = bytearray()
+    try:
+        with httpx2.stream("GET", url, follow_redirects=True, timeout=timeout) as response:
+            if not response.is_success:
+                text = f"The hub answers {response.status_code} for {path} of {found.name}; try again in a while."
+                raise HubUnreachable(text, retry_after_seconds=10)
+            for block in response.iter_bytes():
+                data += block
+                if len(data) >= limit:
+                    break
+    except (httpx2.HTTPError, OSError) as error:
+        raise _told(error, found.name, found.commit, had_token=False) or error from error
+    return bytes(data[:limit])
+
+
 def _read(name: str, info: "ModelInfo") -> Repository:
     if not info.sha:
         raise HubUnreachable(f"The hub names no commit of {name}; try again.")
