@@ -6,10 +6,14 @@ from django.views.decorators.http import require_safe
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from mirbad.kernel import room
+from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.roles import VIEWER
 from mirbad.tasking import heartbeat
 from models_app.gateway.metrics import render
+
+DATA_FOLDER = "the data folder"
 
 
 @require_safe
@@ -20,7 +24,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
-    """200 when database, broker and every process are well, else 503 with the reasons."""
+    """200 when database, disk, broker and every process are well, else 503 with the reasons."""
     reasons = unready_reasons()
     return JsonResponse(
         {"ready": not reasons, "reasons": reasons},
@@ -37,6 +41,8 @@ def unready_reasons() -> list[str]:
             cursor.execute("SELECT 1 FROM django_migrations LIMIT 1")
     except DatabaseError as error:
         reasons.append(f"The database does not answer: {' '.join(str(error).split())}")
+    if unwritable := room.why_unwritable(settings().data, DATA_FOLDER):
+        reasons.append(unwritable)
     try:
         alive = heartbeat.alive()
     except Unavailable as error:

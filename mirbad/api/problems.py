@@ -138,6 +138,8 @@ def _of_database(error: OperationalError) -> Unavailable:
     text = str(error)
     if "disk is full" in text or "No space left" in text:
         return Unavailable("The disk of the database is full: nothing can be written. Make room on it, then try again.")
+    if "readonly database" in text or "read-only" in text:
+        return Unavailable("The database is read-only: nothing can be written. Mend its disk, or its file's rights.")
     return Unavailable("The database cannot be reached or is busy. Try again in a moment.")
 
 

@@ -22,6 +22,25 @@ class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
         return redact(super().format(record))
 
 
+class _RefusalsInOneLine(logging.Filter):
+    """A request that was refused is no fault of ours: where in the code it was refused is of no use to anybody."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        # Here, because the supervisor logs too and is to stay without Django.
+        from django.core.exceptions import DisallowedHost, PermissionDenied, SuspiciousOperation
+
+        if isinstance(error, PermissionDenied | SuspiciousOperation):
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        if isinstance(error, DisallowedHost):
+            record.msg = record.getMessage().replace("ALLOWED_HOSTS", "MIRBAD_HOSTS")
+            record.args = ()
+        return True
+
+
 def _shared() -> list[Any]:
     return [
         structlog.contextvars.merge_contextvars,
@@ -76,6 +95,8 @@ def configure(process: str, *, console: bool = True) -> None:
             )
         )
         handlers.append(file)
+    for handler in handlers:
+        handler.addFilter(_RefusalsInOneLine())
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(level)

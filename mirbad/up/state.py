@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mirbad.kernel import room
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
@@ -60,11 +61,14 @@ class State:
     processes: tuple[ProcessLine, ...]
     nodes: tuple[NodeLine, ...]
     models: tuple[ModelLine, ...]
+    disk: str = ""
+    """Why the data folder cannot be written, as a sentence; empty when it can."""
 
     def needs_attention(self) -> bool:
         """Whether a person should look."""
         return (
             not self.running
+            or bool(self.disk)
             or any(not process.well for process in self.processes)
             or any(node.state not in {"Online", "Revoked"} for node in self.nodes)
             or any(model.desired == RUNNING and model.observed != READY for model in self.models)
@@ -73,6 +77,7 @@ class State:
     def as_json(self) -> dict[str, Any]:
         """JSON values in camelCase."""
         head = {"running": self.running, "url": self.url, "pid": self.pid, "startedAt": self.started_at}
+        head["disk"] = self.disk or None
         rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("processes", "nodes", "models")}
         return {**head, **rows, "needsAttention": self.needs_attention()}
 
@@ -82,6 +87,8 @@ class State:
             yield f"Mirbad runs at {self.url} (process {self.pid}, since {self.started_at})."
         else:
             yield f"Mirbad does not run on {settings().data}. Start it with make up."
+        if self.disk:
+            yield self.disk
         yield from _table("Processes", [_process_words(row) for row in self.processes])
         yield from _table("Nodes", [_node_words(row) for row in self.nodes])
         yield from _table("Models", [_model_words(row) for row in self.models])
@@ -100,6 +107,7 @@ def read() -> State:
         processes=_processes(facts),
         nodes=tuple(_nodes()),
         models=tuple(_models()),
+        disk=room.why_unwritable(data, f"the data folder {data}"),
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 from django.db import DatabaseError
 
 from mirbad import health
+from mirbad.kernel import room
 from mirbad.tasking import heartbeat
 
 pytestmark = pytest.mark.app
@@ -23,3 +24,11 @@ def test_a_database_that_is_away_is_one_line(monkeypatch):
     monkeypatch.setattr(health, "connection", Away())
     monkeypatch.setattr(heartbeat, "alive", lambda: dict.fromkeys(heartbeat.PROCESSES, 1.0))
     assert health.unready_reasons() == ["The database does not answer: connection failed Is the server running?"]
+
+
+def test_a_disk_that_takes_nothing_more_is_a_reason(db, client, monkeypatch):
+    monkeypatch.setattr(heartbeat, "alive", lambda: dict.fromkeys(heartbeat.PROCESSES, 1.0))
+    monkeypatch.setattr(room, "why_unwritable", lambda folder, name: f"The disk of {name} is full.")
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reasons": ["The disk of the data folder is full."]}

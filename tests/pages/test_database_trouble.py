@@ -13,6 +13,8 @@ pytestmark = pytest.mark.app
     [
         ("database or disk is full", "The disk of the database is full"),
         ("could not extend file: No space left on device", "The disk of the database is full"),
+        ("attempt to write a readonly database", "The database is read-only"),
+        ("cannot execute UPDATE in a read-only transaction", "The database is read-only"),
         ("connection failed: secret-host refused", "The database cannot be reached or is busy"),
     ],
 )

@@ -19,6 +19,23 @@ def test_every_answer_has_the_policy(db, viewer, path):
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
 
 
+@pytest.mark.parametrize(
+    ("host", "secure", "sent"),
+    [
+        ("127.0.0.1:8080", False, True),
+        ("localhost", False, True),
+        ("[::1]:8080", False, True),
+        ("192.0.2.7", False, False),
+        ("192.0.2.7", True, True),
+    ],
+)
+def test_the_opener_policy_is_sent_where_browsers_heed_it(db, client, settings, host, secure, sent):
+    settings.ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]", "192.0.2.7"]
+    answer = client.get("/login", headers={"host": host}, secure=secure)
+    assert answer.status_code == 200
+    assert (answer.headers.get("Cross-Origin-Opener-Policy") == "same-origin") is sent
+
+
 def test_no_page_holds_script_or_style_of_its_own():
     for template in (ROOT / "templates").rglob("*.html"):
         text = template.read_text()
