@@ -7,11 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from agent import fabrics
 from agent.wire import images
 from agent.wire.capability import MemoryModel
 
 DEFAULT_CONFIG = Path("/etc/mirbad-agent/agent.json")
 DEFAULT_STATE = Path("/var/lib/mirbad-agent")
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class BadConfig(Exception):
@@ -56,7 +60,7 @@ class AgentConfig(BaseModel):
     state_dir: Path = DEFAULT_STATE
     models_root: Path = Path("/srv/mirbad/models")
     bind: str = "0.0.0.0"  # noqa: S104  the master dials the agent from another machine; mutual TLS guards the port
-    port: Annotated[int, Field(ge=1, le=65535)] = 9443
+    port: Port = 9443
     allow_tag_pulls: bool = False
     approved_images: tuple[Annotated[str, AfterValidator(_approved)], ...] = ()
     memory_model: MemoryModel | None = None
@@ -67,6 +71,9 @@ class AgentConfig(BaseModel):
     llama_server: str | None = None
     vllm_command: Annotated[str | None, AfterValidator(_command)] = None
     sim_engine: bool = True
+    fabrics: tuple[str, ...] = ()
+    sysfs_root: Path = Path("/sys")
+    rendezvous_ports: tuple[Port, Port] = (29500, 29599)
     engine_threads: Annotated[int, Field(ge=1)] | None = None
     drain_seconds: Annotated[float, Field(ge=0, le=600)] = 8.0
     log_level: str = "info"
@@ -87,6 +94,8 @@ def read_config(path: Path) -> AgentConfig:
     except ValidationError as error:
         lines = [f"{path}: {'.'.join(map(str, item['loc']))}: {_words(item)}" for item in error.errors()]
         raise BadConfig("\n".join(lines)) from None
+    if (problem := _contradiction(config)) is not None:
+        raise BadConfig(f"{path}: {problem}")
     base = path.resolve().parent
     return config.model_copy(update={"state_dir": base / config.state_dir, "models_root": base / config.models_root})
 
@@ -96,3 +105,15 @@ def _words(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         return _NOT_NEEDED.get(name, "there is no such field; see agent.json.example for those that there are")
     return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _contradiction(config: AgentConfig) -> str | None:
+    """What two fields, or two parts of one, cannot both mean."""
+    first, last = config.rendezvous_ports
+    if first > last:
+        return f"rendezvous_ports: the first port ({first}) is above the last ({last})"
+    try:
+        fabrics.parse(config.fabrics)
+    except fabrics.BadFabric as error:
+        return f"fabrics: {error}"
+    return None

@@ -20,7 +20,10 @@ INSTANCE_VARIABLE = "MIRBAD_INSTANCE_ID"
 
 @dataclass(frozen=True)
 class ImageOrder:
-    """What a container needs beside its command. `gpus` None asks for none, empty for all, else for those UUIDs."""
+    """What a container needs beside its command. `gpus` None asks for none, empty for all, else for those UUIDs.
+
+    With `shares_network` it uses the machine's own network, memory and InfiniBand devices, and listens on `host_port`.
+    """
 
     reference: str
     digest: str | None
@@ -30,6 +33,7 @@ class ImageOrder:
     host_port: int
     gpus: tuple[str, ...] | None
     labels: Mapping[str, str]
+    shares_network: bool = False
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ class DockerDelivery:
             "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": _LOG_MAX, "max-file": "2"}),
             "detach": True,
         }
+        if image.shares_network:
+            docker_container.share_network(settings)
         if image.entrypoint is not None:
             settings["entrypoint"] = list(image.entrypoint)
         if image.gpus:

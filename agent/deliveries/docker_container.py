@@ -2,18 +2,21 @@
 
 import secrets
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import docker
 import docker.errors
 import requests
 from docker.models.containers import Container
+from docker.types import Ulimit
 
 from agent.deliveries import docker_engine
 from agent.deliveries.base import DeliveryFailed
 from agent.deliveries.docker_engine import NO_TOOLKIT
 
 LAUNCH_LABEL = "mirbad.launch"
+INFINIBAND = Path("/dev/infiniband")
 
 
 def create(client: docker.DockerClient, settings: dict[str, Any]) -> Container:
@@ -33,6 +36,17 @@ def create(client: docker.DockerClient, settings: dict[str, Any]) -> Container:
     except docker.errors.NotFound:
         pass
     return client.containers.create(**settings | {"name": f"{settings['name']}-{secrets.token_hex(3)}"})
+
+
+def share_network(settings: dict[str, Any]) -> None:
+    """Let a container use the machine's own network and InfiniBand devices: shards on other nodes must reach it."""
+    settings.pop("ports", None)
+    settings["network_mode"] = "host"
+    if INFINIBAND.is_dir():
+        settings["devices"] = [f"{INFINIBAND}:{INFINIBAND}:rwm"]
+        # What adapters read and write by themselves must stay where it is in memory.
+        settings["cap_add"] = ["IPC_LOCK"]
+        settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]
 
 
 def used_memory(stats: Any) -> int | None:

@@ -14,7 +14,7 @@ from agent.deliveries.base import DeliveryFailed, EngineDelivery
 from agent.deliveries.docker import DockerDelivery
 from agent.deliveries.process import ProcessDelivery
 from agent.errors import AgentError
-from agent.running import recovery, room
+from agent.running import ports, recovery, room
 from agent.running.endings import unwritable
 from agent.running.keeper import Keeper
 from agent.running.record import Record, Records
@@ -127,17 +127,21 @@ class Instances:
             need = room.need_of(spec, source, self._yard.memory_model)
             lanes = room.lanes_of(spec)
             record = Record(
-                instance_id=instance_id, operation_id=operation_id, spec=spec, api_key=secrets.token_urlsafe(32)
+                instance_id=instance_id,
+                operation_id=operation_id,
+                spec=spec,
+                api_key=secrets.token_urlsafe(32),
+                rendezvous_port=await self._meeting_port(spec),
             )
             try:
                 if self._yard.starts.try_take(instance_id, lanes, need):
                     await room.check(self._yard, instance_id, need, force=spec.force)
                 await self._yard.records.save(record)
             except OSError as error:
-                await self._yard.starts.release(instance_id)
+                await self._let_go(record)
                 raise AgentError(AgentCode.DELIVERY_FAILED, str(unwritable(error))) from error
             except BaseException:
-                await self._yard.starts.release(instance_id)
+                await self._let_go(record)
                 raise
             keeper = Keeper(record, self._yard, need, lanes)
             self._keepers[instance_id] = keeper
@@ -145,6 +149,22 @@ class Instances:
             self._yard.changed(keeper.view())
             keeper.begin()
             return keeper.view()
+
+    async def _let_go(self, record: Record) -> None:
+        self._yard.ports.discard(record.rendezvous_port)
+        await self._yard.starts.release(record.instance_id)
+
+    async def _meeting_port(self, spec: LaunchSpec) -> int:
+        """The port at which rank 0 of a replica meets the others, kept for it; 0 for every other engine."""
+        if spec.rendezvous is None or spec.rendezvous.rank != 0:
+            return 0
+        first, last = self._yard.config.rendezvous_ports
+        try:
+            port = await asyncio.to_thread(ports.choose_within, first, last, set(self._yard.ports))
+        except DeliveryFailed as error:
+            raise AgentError(AgentCode.DELIVERY_FAILED, str(error)) from error
+        self._yard.ports.add(port)
+        return port
 
     def _known(self, instance_id: str, operation_id: str) -> InstanceView | None:
         keeper = self._keepers.get(instance_id)

@@ -16,7 +16,7 @@ from agent.admission import Need
 from agent.deliveries.base import DeliveryFailed, EngineDelivery, Handle, Seen
 from agent.errors import AgentError
 from agent.logs import LogFile
-from agent.running import ports, room
+from agent.running import ports, pulse, room
 from agent.running.endings import Ended, how_it_ended, unwritable
 from agent.running.health import Beat
 from agent.running.orders import make
@@ -156,7 +156,7 @@ class Keeper:
         await self._take_turn()
         for number in range(1, _PORT_TRIES + 1):
             await self._choose_port()
-            order = make(record, source, self.yard)
+            order = await asyncio.to_thread(make, record, source, self.yard)
             await self.delivery.prepare(order, self._show)
             self.progress = None
             # before the intent: after it, a line in the log says that this launch ran
@@ -218,14 +218,14 @@ class Keeper:
 
     async def _until_ready(self) -> None:
         """Look at its health until it is ready. Ended when it dies or takes too long."""
-        record, runtime = self.record, RUNTIMES[self.record.spec.runtime]
+        record = self.record
         handle = self._handle()
         await self._follow_log(handle)
         begun = record.spawned_monotonic or clock.monotonic()
         while True:
             await self._must_run(handle)
-            beat = await self.yard.prober.ask(record.host, record.port, runtime.health_path, record.api_key)
-            if beat is Beat.READY and await self.delivery.owns_port(handle, record.port) is not False:
+            beat = await pulse.take(self.yard, record)
+            if beat is Beat.READY and await pulse.is_its_own(self.delivery, handle, record):
                 await self._must_run(handle)
                 self.progress = None
                 seconds = round(max(0.0, clock.monotonic() - begun), 3)
@@ -250,7 +250,7 @@ class Keeper:
 
     async def _watch(self) -> None:
         """Until it dies: health, memory, length of its log."""
-        record, runtime, pace = self.record, RUNTIMES[self.record.spec.runtime], self.yard.pace
+        record, pace = self.record, self.yard.pace
         handle = self._handle()
         await self._follow_log(handle)
         failures, measured = 0, 0.0
@@ -260,7 +260,7 @@ class Keeper:
                 measured = clock.monotonic()
                 self.memory_bytes = await self.delivery.memory_bytes(handle)
                 await self._keep_log_short()
-            beat = await self.yard.prober.ask(record.host, record.port, runtime.health_path, record.api_key)
+            beat = await pulse.take(self.yard, record)
             failures = 0 if beat is Beat.READY else failures + 1
             if failures == 0 and record.state is InstanceState.UNHEALTHY:
                 await self._set(state=InstanceState.READY, reason=None, reason_code=None)
@@ -322,7 +322,7 @@ class Keeper:
         await self._end_follow()
         lines = await asyncio.to_thread(self.log.tail, _LAST_LINES)
         await self._clean()
-        self.yard.ports.discard(record.port)
+        self.yard.ports -= {record.port, record.rendezvous_port}
         self.progress, self.memory_bytes = None, None
         await self.yard.starts.release(record.instance_id)
         await self._set(

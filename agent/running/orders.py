@@ -8,10 +8,12 @@ import psutil
 
 from agent.config import AgentConfig
 from agent.deliveries.base import ImageOrder, Order
+from agent.running import meeting
 from agent.running.record import Record
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
-from agent.runtimes.base import Seat, Source
+from agent.runtimes.base import Meeting, Seat, Source
+from agent.runtimes.flags import rejected
 from agent.wire.capability import Delivery, MemoryModel, Runtime
 from agent.wire.instances import LaunchSpec
 
@@ -62,20 +64,34 @@ def _portable(record: Record) -> dict[str, Any]:
         "instance_id": record.instance_id,
         "operation_id": record.operation_id,
         "port": record.port,
+        "rendezvous_port": record.rendezvous_port,
         "spec": spec.model_dump(mode="json"),
     }
+
+
+def _meeting(record: Record, yard: Yard) -> Meeting | None:
+    rendezvous = record.spec.rendezvous
+    if rendezvous is None:
+        return None
+    port = record.rendezvous_port or rendezvous.port
+    if port is None:
+        raise rejected("a shard other than rank 0 was not told the port to meet at.")
+    return meeting.of(rendezvous, port, yard.config.sysfs_root)
 
 
 def make(record: Record, source: Source | None, yard: Yard) -> Order:
     """The order for the launch in `record`, whose port is chosen."""
     spec, runtime = record.spec, RUNTIMES[record.spec.runtime]
     in_container = spec.delivery is Delivery.CONTAINER
+    shares_network = spec.rendezvous is not None
+    behind_port = in_container and not shares_network
     seat = Seat(
-        host="0.0.0.0" if in_container else record.host,  # noqa: S104  inside a container; published on loopback only
-        port=runtime.container_port if in_container else record.port,
+        host="0.0.0.0" if behind_port else record.host,  # noqa: S104  inside a container; published on loopback only
+        port=runtime.container_port if behind_port else record.port,
         api_key=record.api_key,
         threads=threads(yard.config),
         source=source,
+        meeting=_meeting(record, yard),
     )
     command = runtime.command(spec, yard.config, seat)
     secrets = {name: value.get_secret_value() for name, value in spec.secret_env.items()}
@@ -91,6 +107,7 @@ def make(record: Record, source: Source | None, yard: Yard) -> Order:
             container_port=runtime.container_port,
             host_port=record.port,
             gpus=gpus,
+            shares_network=shares_network,
             labels=_labels(record, yard),
         )
     else:

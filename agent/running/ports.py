@@ -32,6 +32,20 @@ def is_free(port: int) -> bool:
     return True
 
 
+def choose_within(first: int, last: int, taken: set[int]) -> int:
+    """A port from `first` to `last` that nothing listens on and that is not in `taken`. DeliveryFailed when none is."""
+    free = [port for port in range(first, last + 1) if port not in taken]
+    # Not the first one: what ended a moment ago may still be looked for there.
+    random.shuffle(free)
+    for port in free:
+        if is_free(port):
+            return port
+    raise DeliveryFailed(
+        f"No port is free between {first} and {last} on this node, where shards meet (rendezvous_ports).",
+        code="port_unavailable",
+    )
+
+
 def choose(taken: set[int]) -> int:
     """A port that nothing listens on and that is not in `taken`. DeliveryFailed when none is found."""
     end = _end()

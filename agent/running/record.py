@@ -21,7 +21,8 @@ class Record(BaseModel):
     """One instance. `spawning` is set on disk before an engine is started, `handle` as soon as it is known.
 
     `spec.secret_env` is kept until the engine has it and then dropped. `log_base` counts the bytes that were cut from
-    the log. Times on the monotonic clock hold for the boot in `boot_id`.
+    the log. `rendezvous_port` is where rank 0 of a replica meets the others, 0 for every other engine. Times on the
+    monotonic clock hold for the boot in `boot_id`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -37,6 +38,7 @@ class Record(BaseModel):
     handle: Handle | None = None
     host: str = "127.0.0.1"
     port: int = 0
+    rendezvous_port: int = 0
     boot_id: str = ""
     init_ticks: int | None = None
     spawned_monotonic: float | None = None
@@ -83,6 +85,7 @@ class Record(BaseModel):
             container_id=handle.container_id if handle else None,
             image_digest=handle.image_digest if handle else self.spec.image_digest,
             memory_bytes=memory_bytes,
+            rendezvous_port=self.rendezvous_port or None,
             gpu_uuids=self.spec.gpu_uuids,
         )
 

@@ -29,8 +29,7 @@ async def take_up(keeper: Keeper) -> None:
     record = keeper.record
     if not record.is_live:
         return
-    if record.port:
-        keeper.yard.ports.add(record.port)
+    keeper.yard.ports |= {port for port in (record.port, record.rendezvous_port) if port}
     delivery = keeper.yard.deliveries.get(record.spec.delivery)
     if delivery is None:
         await keeper.finish(Ended("lost", f"This node no longer runs engines as a {record.spec.delivery}."))

@@ -22,6 +22,7 @@ class Pace:
     memory: float = 10.0
     finding: float = 3.0
     failures: int = 3
+    silent: float = 3.0
 
 
 @dataclass

@@ -89,6 +89,8 @@ class LlamaCpp:
         """A GGUF file is needed: the one named, or the only one in the folder."""
         check_args(spec.args, _DENIED, abbreviations=False)
         check_env((*spec.env, *spec.secret_env))
+        if spec.rendezvous is not None:
+            raise rejected("llama.cpp runs on one node; give the replica one node, or choose another engine.")
         if self._by_wheel(spec, config):
             try:
                 read_options(spec.args)
@@ -118,6 +120,10 @@ class LlamaCpp:
         if self._by_wheel(spec, config):
             return Command(argv=(sys.executable, "-P", str(_RUNNER), *argv), env=env)
         return Command(argv=(config.llama_server or "llama-server", *argv), env=env)
+
+    def answers(self, spec: LaunchSpec) -> bool:
+        """Always."""
+        return True
 
     def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
         """The weights, a tenth for buffers and cache, and the server."""

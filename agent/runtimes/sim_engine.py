@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,10 @@ class Counters:
     started: float = field(default_factory=time.monotonic)
 
 
+Gate = Callable[[], tuple[int, str] | None]
+"""Status and words for whoever asks while nothing can be served from here; None while it can."""
+
+GATE: web.AppKey[Gate] = web.AppKey("gate")
 OPTIONS = web.AppKey("options", argparse.Namespace)
 COUNTERS = web.AppKey("counters", Counters)
 
@@ -93,6 +98,8 @@ async def health(request: web.Request) -> web.StreamResponse:
     options, age = request.app[OPTIONS], time.monotonic() - request.app[COUNTERS].started
     if options.hang_at_load:
         await asyncio.sleep(86_400)
+    if closed := request.app[GATE]():
+        return _error(closed[0], closed[1], "server_error")
     if options.unhealthy_after_seconds is not None and age >= options.unhealthy_after_seconds:
         return _error(500, "the engine is not well", "server_error")
     if options.never_ready or age < options.start_seconds:
@@ -131,6 +138,8 @@ async def _body(request: web.Request) -> dict[str, Any] | web.Response:
     if not isinstance(body, dict):
         return _error(400, "The body must be a JSON object", "invalid_request_error")
     options = request.app[OPTIONS]
+    if closed := request.app[GATE]():
+        return _error(503, closed[1], "server_error")
     if options.answer_status:
         return _error(options.answer_status, "the engine was told to refuse", "server_error")
     if options.served_name and body.get("model") not in options.served_name:
@@ -316,11 +325,12 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
 
 
-def application(options: argparse.Namespace) -> web.Application:
+def application(options: argparse.Namespace, gate: Gate = lambda: None) -> web.Application:
     """The engine as an aiohttp application."""
     app = web.Application(middlewares=[_guard], client_max_size=256 * 1024 * 1024)
     app[OPTIONS] = options
     app[COUNTERS] = Counters()
+    app[GATE] = gate
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
@@ -330,9 +340,12 @@ def application(options: argparse.Namespace) -> web.Application:
     return app
 
 
-async def _serve(options: argparse.Namespace) -> int:
+Beside = Callable[[asyncio.Event], AbstractAsyncContextManager[None]]  # it may set the event that ends the server
+
+
+async def _serve(options: argparse.Namespace, gate: Gate, beside: Beside | None) -> int:
     # handler_cancellation: an engine notices that its client is gone and frees the slot
-    runner = web.AppRunner(application(options), handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(application(options, gate), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, options.host, options.port).start()
     sys.stderr.write(f"sim engine serves {options.served_name} on {options.host}:{options.port}\n")
@@ -345,7 +358,7 @@ async def _serve(options: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     noise = asyncio.create_task(_make_noise(options.log_bytes_per_second))
     try:
-        async with asyncio.timeout(options.die_after_seconds):
+        async with beside(stop) if beside else nullcontext(), asyncio.timeout(options.die_after_seconds):
             await stop.wait()
         code = 0
     except TimeoutError:
@@ -368,12 +381,16 @@ async def _make_noise(bytes_per_second: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve until SIGTERM or a fault that was asked for."""
-    options = parser().parse_args(arguments)
+    return run(parser().parse_args(arguments))
+
+
+def run(options: argparse.Namespace, gate: Gate = lambda: None, beside: Beside | None = None) -> int:
+    """`main` for options that are read already. Exit code."""
     if options.die_at_start is not None:
         sys.stderr.write(f"{options.die_at_start}\n")
         return int(options.exit_code)
     try:
-        return asyncio.run(_serve(options))
+        return asyncio.run(_serve(options, gate, beside))
     except OSError as error:
         sys.stderr.write(f"sim engine cannot listen: {error}\n")
         return 1
