@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -51,14 +52,34 @@ def _taken(port: Port) -> OSError | None:
 
 
 def _holder(number: int) -> str:
-    try:
-        for connection in psutil.net_connections("tcp"):
-            local = connection.laddr
-            if connection.status == psutil.CONN_LISTEN and local and local.port == number and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
-    except (psutil.Error, OSError):
-        pass
+    """Who listens on a port; empty when nobody is seen to."""
+    for connection in _connections(number):
+        if connection.status == psutil.CONN_LISTEN and connection.pid:
+            return f" by {_process(connection.pid)}"
     return ""
+
+
+def _passer_by(number: int) -> str:
+    """Whose outgoing connection has a port at its near end, where the kernel lets nobody listen until it is over."""
+    found = [connection for connection in _connections(number) if connection.raddr]
+    if not found:
+        return ""
+    pid = next((connection.pid for connection in found if connection.pid), None)
+    return f"an outgoing connection of {_process(pid)}" if pid else "an outgoing connection that has just ended"
+
+
+def _connections(number: int) -> list[Any]:
+    try:
+        return [item for item in psutil.net_connections("tcp") if item.laddr and item.laddr.port == number]
+    except (psutil.Error, OSError):
+        return []
+
+
+def _process(pid: int) -> str:
+    try:
+        return f"{psutil.Process(pid).name()} (process {pid})"
+    except psutil.Error:
+        return f"process {pid}"
 
 
 def require_free(
@@ -89,6 +110,11 @@ def _sentence(port: Port, error: OSError) -> str:
             f"Set {port.variable} to a port above 1023."
         )
     holder = _holder(port.number)
+    if not holder and (passer_by := _passer_by(port.number)):
+        return (
+            f"Port {port.number} ({port.use}) is held for now by {passer_by}. "
+            f"Try again in a minute, or set {port.variable} to another port."
+        )
     if not holder and "in use" not in str(error):
         return (
             f"Port {port.number} on {port.address} ({port.use}) cannot be opened: {error.strerror}. Check MIRBAD_BIND."

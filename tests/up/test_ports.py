@@ -43,6 +43,25 @@ def test_a_port_that_was_just_closed_is_free():
     require_free((Port("127.0.0.1", number, "MIRBAD_PORT", "pages and /v1"),))
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_port_at_the_near_end_of_an_outgoing_connection_is_told_from_one_with_a_listener(over):
+    with socket.socket() as far:
+        far.bind(("127.0.0.1", 0))
+        far.listen()
+        client = socket.create_connection(far.getsockname())
+        accepted, _ = far.accept()
+        number = client.getsockname()[1]
+        if over:
+            client.close()  # it closes first, so that its end is in TIME_WAIT afterwards
+            accepted.close()
+        who = "that has just ended" if over else r"of .+ \(process \d+\)"
+        said = rf"held for now by an outgoing connection {who}\. Try again in a minute, or set MIRBAD_PORT"
+        with pytest.raises(CannotStart, match=said):
+            require_free((Port("127.0.0.1", number, "MIRBAD_PORT", "pages and /v1"),))
+        client.close()
+        accepted.close()
+
+
 def test_a_port_that_is_freed_in_time_is_waited_for():
     holder = socket.socket()
     holder.bind(("127.0.0.1", 0))
