@@ -8,14 +8,13 @@ import shutil
 import socket
 from pathlib import Path
 
-from agent import fabrics
 from agent.config import AgentConfig
 from agent.deliveries import docker_engine
 from agent.deliveries.docker_engine import EngineState
 from agent.downloads.folders import origin
 from agent.runtimes import RUNTIMES
 from agent.runtimes.source import files_of
-from agent.telemetry import host, links, memory
+from agent.telemetry import fabrics, host, links, memory
 from agent.telemetry.nvml import Card, Cards
 from agent.wire.budget import GIB
 from agent.wire.capability import (
