@@ -16,7 +16,7 @@ from mirbad.tasking.app import app
 
 __all__ = ["app"]
 
-app.conf.imports = ("jobs.tasks", "audit.tasks")
+app.conf.imports = ("jobs.tasks", "audit.tasks", "nodes.tasks")
 
 
 def _every(task: str, seconds: float) -> dict[str, Any]:
@@ -33,12 +33,14 @@ app.conf.beat_schedule = {
     "ring-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
     "stop-left-over-engines": _every("jobs.strays", settings().moves_sweep_interval.total_seconds()),
+    "open-moves-of-evacuations": _every("jobs.evacuations", 2.0),
     "release-holds-that-were-left": _every("jobs.holds", 20.0),
     "prune-operations": _every("jobs.prune", 3600.0),
     "take-over-when-configured": _every("jobs.takeover", 5.0),
     "renew-certificates-of-nodes": _every("jobs.renew", _renewal_seconds()),
     "look-after-the-fleets-ca": _every("jobs.ca-rotation", 5.0),
     "seal-audit-lines": _every("audit.seal", 5.0),
+    "average-and-prune-telemetry": _every("nodes.telemetry", 30.0),
     "prune-audit-lines": _every("audit.retention", 3600.0),
 }
 

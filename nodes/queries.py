@@ -106,6 +106,12 @@ def get(node_id: str) -> Node:
     return node
 
 
+def require_named(node_id: str) -> None:
+    """NotFound unless there is a node of that id, in whatever state."""
+    if not Node.objects.filter(pk=node_id).exists():
+        raise NotFound(f"There is no node {node_id}.")
+
+
 def require_known(node_id: str) -> Node:
     """The node, approved and not revoked. Raises NotFound, NodeRevoked, Conflict (it waits for approval)."""
     node = Node.objects.filter(pk=node_id).first()

@@ -24,7 +24,10 @@ OFFLINE_AFTER = timedelta(seconds=15)
 MACHINE = "machine"
 """The source of the condition that two machines hold one key."""
 _REASON_LENGTH = 500
-_STATUS_COLUMNS = ("boot_id", "seq", "last_seen_at", "host", "warnings", "held_epoch", "held_instance")
+_STATUS_COLUMNS = (
+    "boot_id", "seq", "last_seen_at", "status_at", "host", "warnings", "engines", "held_epoch", "held_instance",
+)  # fmt: skip
+_MOST_ENGINES = 200
 
 
 def seen(node_id: str, word: AgentInfo | NodeStatus) -> bool:
@@ -113,14 +116,7 @@ def observe_info(node_id: str, info: AgentInfo, protocol: int | None) -> None:
 def observe_status(node_id: str, status: NodeStatus) -> bool:
     """Keep `status` if it is newer than what is known (another boot, or a higher seq); says whether it was."""
     newer = Node.objects.filter(~Q(boot_id=status.boot_id) | Q(seq__lt=status.seq), pk=node_id)
-    updated = newer.update(
-        boot_id=status.boot_id,
-        seq=status.seq,
-        last_seen_at=clock.now(),
-        host=status.host.to_wire(),
-        warnings=list(status.warnings),
-        **_claim_columns(status.held_claim),
-    )
+    updated = newer.update(**dict(zip(_STATUS_COLUMNS, _status_values(status, clock.now()), strict=True)))
     if not updated:
         return False
     _observe_gpus(node_id, status)
@@ -221,8 +217,19 @@ def forget(node_id: str) -> None:
 
 def _status_values(status: NodeStatus, heard_at: datetime) -> tuple[object, ...]:
     held = _claim_columns(status.held_claim)
-    host, warnings = status.host.to_wire(), list(status.warnings)
-    return (status.boot_id, status.seq, heard_at, host, warnings, held["held_epoch"], held["held_instance"])
+    host, warnings, engines = status.host.to_wire(), list(status.warnings), _engines(status)
+    return (
+        status.boot_id, status.seq, heard_at, heard_at, host, warnings, engines, held["held_epoch"],
+        held["held_instance"],
+    )  # fmt: skip
+
+
+def _engines(status: NodeStatus) -> list[dict[str, str]]:
+    """What runs or ran there, the placed and the others, without what changes all the time."""
+    return [
+        {"instanceId": view.instance_id[:64], "modelId": view.model_id[:64], "state": view.state}
+        for view in status.instances[:_MOST_ENGINES]
+    ]
 
 
 def _observe_many_gpus(newer: Mapping[str, NodeStatus]) -> None:

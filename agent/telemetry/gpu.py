@@ -131,7 +131,8 @@ async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
     waiting = asyncio.wrap_future(_ask(nvidia_smi))
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
-        return await asyncio.wait_for(asyncio.shield(waiting), _TIMEOUT_SECONDS)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await asyncio.shield(waiting)
     except TimeoutError:
         raise NoDriver(f"the GPU driver did not answer in {_TIMEOUT_SECONDS:.0f} s", installed=True) from None
 

@@ -16,6 +16,7 @@ from models_app.placement import reconcile
 from nodes import reachability
 from nodes.models import Node
 from nodes.states import ONLINE
+from nodes.telemetry.keep import keep
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +85,7 @@ def write_strictly(words: Mapping[str, Word]) -> set[str]:
     with transaction.atomic():
         online = reachability.observe_many(words)
         running.observe_many({pk: status for pk, (status, _) in words.items() if status and pk in online})
+        keep({pk: (status, at) for pk, (status, at) in words.items() if status and pk in online})
     return words.keys() - online
 
 

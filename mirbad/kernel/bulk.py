@@ -29,3 +29,25 @@ def update_each(model: type[Model], columns: Sequence[str], rows: Iterable[tuple
     with connection.cursor() as cursor:
         sql = f"UPDATE {table} SET {assignments} WHERE {key} = %s"  # noqa: S608 - of names of a model's own columns
         cursor.executemany(sql, prepared)
+
+
+def insert_new(model: type[Model], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Insert `rows` of `columns`, by one prepared statement; a row that a unique constraint forbids is passed over.
+
+    Defaults are the database's, so name every column that has none there.
+    """
+    meta = model._meta  # noqa: SLF001 - Django's documented face of a model's columns
+    fields: list[Field[Any, Any]] = [field for name in columns if isinstance(field := meta.get_field(name), Field)]
+    prepared = [
+        tuple(field.get_db_prep_save(value, connection) for field, value in zip(fields, row, strict=True))
+        for row in rows
+    ]
+    if not prepared:
+        return
+    quote = connection.ops.quote_name
+    names = ", ".join(quote(str(field.column)) for field in fields)
+    places = ", ".join(["%s"] * len(fields))
+    with connection.cursor() as cursor:
+        table = quote(meta.db_table)
+        sql = f"INSERT INTO {table} ({names}) VALUES ({places}) ON CONFLICT DO NOTHING"  # noqa: S608 - names of ours
+        cursor.executemany(sql, prepared)

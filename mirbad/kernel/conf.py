@@ -85,6 +85,12 @@ class Settings(BaseModel):
     operation_lease: Wait = timedelta(seconds=30)
     launch_timeout: Wait = timedelta(minutes=30)
     stop_timeout: Wait = timedelta(minutes=2)
+    telemetry_interval: Annotated[Duration, Field(ge=timedelta(seconds=5), le=timedelta(seconds=60))] = timedelta(
+        seconds=15
+    )
+    telemetry_raw: Annotated[Duration, Field(ge=timedelta(minutes=10))] = timedelta(hours=2)
+    telemetry_minutes: Annotated[Duration, Field(ge=timedelta(hours=2))] = timedelta(days=2)
+    telemetry_hours: Annotated[Duration, Field(ge=timedelta(days=1))] = timedelta(days=90)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     debug: bool = False
 

@@ -3,7 +3,7 @@
 from django.urls import path
 
 from mirbad.api import converters
-from nodes.api import views
+from nodes.api import telemetry, views
 
 converters.register()
 
@@ -15,5 +15,7 @@ urlpatterns = [
     path("nodes/<name:node_id>/reject", views.Reject.as_view(), name="api-node-reject"),
     path("nodes/<name:node_id>/drain", views.Drain.as_view(), name="api-node-drain"),
     path("nodes/<name:node_id>/undrain", views.Undrain.as_view(), name="api-node-undrain"),
+    path("nodes/<name:node_id>/gpus", telemetry.NodeGpus.as_view(), name="api-node-gpus"),
+    path("nodes/<name:node_id>/telemetry", telemetry.NodeTelemetry.as_view(), name="api-node-telemetry"),
     path("fencing", views.Fencing.as_view(), name="api-fencing"),
 ]

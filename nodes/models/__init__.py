@@ -5,6 +5,7 @@ from nodes.models.lease import Lease
 from nodes.models.node import Gpu, Node, NodeCondition
 from nodes.models.pin import NodePin, RevokedKey
 from nodes.models.rotation import CaRotation, CaRotationNode
+from nodes.models.telemetry import TelemetryProgress, TelemetrySample
 from nodes.models.token import JoinToken, TokenAttempt
 
 __all__ = [
@@ -19,5 +20,7 @@ __all__ = [
     "NodeCondition",
     "NodePin",
     "RevokedKey",
+    "TelemetryProgress",
+    "TelemetrySample",
     "TokenAttempt",
 ]

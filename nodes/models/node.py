@@ -71,6 +71,10 @@ class Node(models.Model):
     capabilities = models.JSONField(default=dict, blank=True, help_text="The last `Capabilities`, as on the wire.")
     host = models.JSONField(default=dict, blank=True, help_text="The last `HostStatus`, as on the wire.")
     warnings = models.JSONField(default=list, blank=True)
+    status_at = models.DateTimeField(null=True, blank=True, help_text="When the last status came.")
+    engines = models.JSONField(
+        default=list, blank=True, help_text="Engines that the last status told of: instance, model, state."
+    )
 
     objects = NodeQuerySet.as_manager()
 

@@ -1,0 +1,5 @@
+"""What nodes measure of themselves: now, and over time."""
+
+from nodes.telemetry.now import NodeTelemetry, latest
+
+__all__ = ["NodeTelemetry", "latest"]
