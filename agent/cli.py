@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 from agent import __version__
 from agent.config import DEFAULT_CONFIG, AgentConfig, BadConfig, read_config
 from agent.enrol import JoinFailed, JoinOrder, existing, join
+from agent.fabrics import BadFabric, Fabric, parse, resolve
 from agent.fence import BrokenFence, held_claim
 from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
 from agent.server import logs
 from agent.state import Locked, ensure_private_dir, exclusive, is_locked
+from agent.telemetry.fabrics import keep
 from agent.wire.capability import Capabilities
 from agent.wire.enroll import GpuSummary, MachineSummary
 from agent.wire.instances import InstanceView
@@ -69,6 +71,13 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument("--port", type=int, help="the agent's port, instead of agent.json's")
     verb.add_argument("--rekey", action="store_true", help="a new key for a node that the master knows")
     verb.add_argument("--node-uid", help="with --rekey, when the state folder is lost")
+    verb.add_argument(
+        "--fabric",
+        action="append",
+        default=[],
+        metavar="NAME[:ADAPTER,…]",
+        help="a fast network that this machine shares with other nodes, such as ib-b or ib-b:mlx5_2,mlx5_3; may repeat",
+    )
     verb.add_argument("--token", action=_RefuseToken, help=argparse.SUPPRESS)
     verb.set_defaults(run=_join)
 
@@ -155,6 +164,22 @@ def _token() -> str:
     return token
 
 
+def _fabrics(statements: Sequence[str], config: AgentConfig) -> tuple[Fabric, ...]:
+    """What the command states, with the adapters found out, before anything is sent or written."""
+    if statements and config.fabrics:
+        raise CommandFailed("agent.json states the fabrics of this machine already; change them there", 2)
+    try:
+        return resolve(parse(statements), config.sysfs_root)
+    except BadFabric as error:
+        raise CommandFailed(f"--fabric: {error}", 2) from error
+
+
+def _keep_fabrics(state: Path, fabrics: tuple[Fabric, ...]) -> None:
+    if fabrics:
+        keep(state, fabrics)
+        _say(f"Fabrics: {'; '.join(map(str, fabrics))}")
+
+
 def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
     order = JoinOrder(
         enroll_url=arguments.enroll_url,
@@ -168,14 +193,17 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
     )
     if order.node_uid and not order.rekey:
         raise CommandFailed("--node-uid is for --rekey only", 2)
+    stated = _fabrics(arguments.fabric, config)
     state = ensure_private_dir(config.state_dir)
     try:
         with exclusive(state / "join.lock"):
             if (done := _already(state, order)) is not None:
+                _keep_fabrics(state, stated)
                 return done
             capabilities = asyncio.run(_capabilities(config))
             order = replace(order, token=order.token or _token(), machine=_machine(capabilities))
             identity = join(order, state)
+            _keep_fabrics(state, stated)
     except Locked as error:
         raise CommandFailed(f"another join runs on {state} (process {error.holder})") from error
     _say(f"Enrolled as node {identity.node_id} ({identity.node_uid}).")

@@ -6,6 +6,7 @@ from jobs.loops import ca_rotation
 from jobs.loops.holds import release_stale_once
 from jobs.loops.prune import prune_once
 from jobs.loops.renew import renew_once
+from jobs.loops.replicas import rebuild_once
 from jobs.loops.resume import resume_once
 from jobs.loops.strays import stop_strays_once
 from jobs.loops.sweep import sweep_once
@@ -65,3 +66,9 @@ def release_holds() -> None:
 def prune() -> None:
     """Forget operations that ended long ago."""
     prune_once()
+
+
+@tick("jobs.replicas")
+def rebuild_replicas() -> None:
+    """Rebuild replicas that lost a shard."""
+    rebuild_once()

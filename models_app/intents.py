@@ -79,7 +79,10 @@ def pending() -> list[RunningIntent]:
     nodes = {row[0]: row[1:] for row in Node.objects.serving().values_list("pk", "uid", "boot_id", "draining")}
     broken = set(Node.objects.filter(conditions__source=SOURCE).values_list("pk", flat=True))
     rows = RunningIntent.objects.select_related("placement__model__hold").filter(
-        placement__desired=RUNNING, placement__observed__in=(STOPPED, FAILED)
+        # The shards of a replica start together, and by another loop.
+        placement__desired=RUNNING,
+        placement__observed__in=(STOPPED, FAILED),
+        placement__shards=1,
     )
     found = []
     for intent in rows.order_by("placement__node_id_text", "since", "placement__created_at"):

@@ -86,6 +86,8 @@ def _checking(step: Step) -> Outcome:
         return Cancelled("Ended before anything was started.")
     placement = instances.placement_of(step)
     node = starting.ready_node(step)
+    if placement.shards > 1 and shards.of(step.input) is None:
+        raise StepFailed("invalid_state", "A shard never starts alone; start the model.", final=True)
     if placement.generation != step.input.get("generation"):
         raise StepFailed("placement_changed", "The placement changed meanwhile; start the model again.", final=True)
     starting.check_capabilities(step, placement, node)
@@ -154,6 +156,9 @@ def _waiting(step: Step) -> Outcome:
         raise StepFailed("instance_lost", text, final=True)
     if view.state in instances.FINAL:
         instances.refresh(step)
+        if view.state == InstanceState.LOST and shards.of(step.input) is not None:
+            text = "The machine was restarted while the shard started: all shards start anew."
+            raise StepFailed("unavailable", text, final=True)
         if view.state == InstanceState.LOST and not step.state.get("restarted"):
             turns = instances.next_turn(replace(step, stage=STARTING))
             return Go(CHECKING, "The machine was restarted meanwhile: starting again.", {"restarted": True, **turns})
