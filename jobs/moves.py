@@ -1,10 +1,9 @@
 """What people and loops ask of moves: to move a model, to give that up, to give up its source. And how one stands."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from pydantic import SecretStr
@@ -15,13 +14,14 @@ from jobs import artifacts, ledger
 from jobs.kinds import move
 from jobs.models import Operation
 from jobs.queries import open_operation, unfinished
+from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
+from mirbad.kernel.errors import Conflict, InvalidRequest
 from mirbad.kernel.ids import new_operation_id, new_uid
 from models_app import holds, queries
 from models_app.artifacts import folders
 from models_app.artifacts.wishes import spec_of
-from models_app.errors import ModelNotMovable
+from models_app.errors import ModelNotMovable, PlacementInvalid
 from models_app.models import ModelDefinition, ModelSource, Placement
 from models_app.placement import handover
 from models_app.states import READY, RUNNING, UNHEALTHY
@@ -196,8 +196,22 @@ def _hand_over(model: ModelDefinition, node_id: str, operation_id: str, token: s
     return specs
 
 
+def gpus_at(node_id: str, indices: Sequence[int]) -> tuple[str, ...]:
+    """The UUIDs of GPUs by their index on a node, as it last reported. Raises PlacementInvalid."""
+    if not indices:
+        return ()
+    node = Node.objects.filter(pk=node_id).first()
+    known = node_queries.capabilities(node) if node is not None else None
+    by_index = {gpu.index: gpu.uuid for gpu in known.gpus} if known is not None else {}
+    if missing := [index for index in indices if index not in by_index]:
+        text = f"Node {node_id!r} has no GPU {', '.join(map(str, missing))}, as it last reported; choose another."
+        problem = {"code": "gpu_unknown", "message": text, "field": "gpuIndices"}
+        raise PlacementInvalid(text, problems=[problem])
+    return tuple(by_index[index] for index in indices)
+
+
 def cancel(model_id: str, actor: Actor) -> Operation:
-    """Give up the open move of a model; what it did is undone. Raises NotFound, Conflict (too late), MasterFenced."""
+    """Give up the open move of a model; what it did is undone. Raises Conflict (too late, or none), MasterFenced."""
     with audit_log.refusals_recorded("model.move", actor, model_id=model_id), transaction.atomic():
         fencing.require_unfenced()
         operation = _locked(model_id)
@@ -209,24 +223,26 @@ def cancel(model_id: str, actor: Actor) -> Operation:
     return operation
 
 
-def force_commit(model_id: str, confirm: str, actor: Actor) -> Operation:
+def force_commit(model_id: str, confirm: str, actor: Actor, *, sure: Callable[[], None] = lambda: None) -> Operation:
     """Give up a source that does not serve, so that the move goes on without it.
 
-    `confirm` is the source's id. Raises NotFound, ConfirmationRequired (before all else of the move), Conflict (not
-    paused there), MasterFenced.
+    `confirm` is the source's id. Raises ConfirmationRequired before all else, then what `sure` raises,
+    Conflict (it does not wait for its source), MasterFenced.
     """
     with audit_log.refusals_recorded("model.move.force-commit", actor, model_id=model_id), transaction.atomic():
-        operation = _locked(model_id)
-        plan = move.plan_in(operation)
-        if confirm.strip() != plan.source_node or not plan.source_node:
-            raise ConfirmationRequired(f"Type {plan.source_node} to confirm that it is given up.")
+        newest = last(model_id)
+        source = move.plan_in(newest).source_node if newest else ""
+        if not source or confirm.strip() != source:
+            raise ConfirmationRequired(f"Type {source or 'the id of its node'} to confirm that it is given up.")
+        sure()
         fencing.require_unfenced()
+        operation = _locked(model_id)
         if not can_force_commit(operation):
             raise Conflict(
                 "A move can be committed by force only while it waits for a source that does not serve.",
                 fields={"stage": operation.stage},
             )
-        text = f"Node {plan.source_node} is given up: the move goes on without it."
+        text = f"Node {source} is given up: the move goes on without it."
         if not ledger.steer(operation, {"forced": True}, text):
             raise Conflict("The move went on just now; look again.", fields={"stage": operation.stage})
         _say("model.move.force-commit", actor, operation, text)
@@ -262,7 +278,7 @@ def _locked(model_id: str) -> Operation:
     rows = unfinished().select_for_update()
     operation = rows.filter(kind=move.NAME, target_kind=_TARGET, target_id=model_id).first()
     if operation is None:
-        raise NotFound(f"Model {model_id!r} is not being moved.")
+        raise Conflict(f"Model {model_id!r} is not being moved.")
     return operation
 
 
@@ -278,6 +294,90 @@ def _say(action: str, actor: Actor, operation: Operation, detail: str) -> None:
     )
 
 
-def placement_id(operation: Operation) -> UUID:
-    """The placement that a move brings about."""
-    return move.plan_in(operation).arrival.id
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A set that the move brings, or has brought, to the target. None is not reported."""
+
+    repository: str
+    folder: str
+    state: str
+    done_bytes: int | None
+    total_bytes: int | None
+    bytes_per_second: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """How a move stands. `stage` is the spec's word, ``failed`` and ``cancelled`` once it ended so.
+
+    `start` tells why the model was not started on the target, when the move is done all the same.
+    """
+
+    operation: Operation
+    source_node_id: str
+    target_node_id: str
+    gpu_uuids: tuple[str, ...]
+    mode: str
+    running: bool
+    stage: str
+    paused: bool
+    can_cancel: bool
+    can_force_commit: bool
+    consequence: str
+    start: Mapping[str, Any]
+    downloads: tuple[Brought, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether it is under way."""
+        return self.operation.finished_at is None
+
+
+def record(model_id: str) -> MoveRecord | None:
+    """The newest move of a model as it stands; None when it was never moved."""
+    operation = last(model_id)
+    return record_of(operation) if operation is not None else None
+
+
+def record_of(operation: Operation) -> MoveRecord:
+    """A move as it stands."""
+    plan = move.plan_in(operation)
+    is_open = operation.finished_at is None
+    ends = {SUCCEEDED: "done", FAILED: "failed", CANCELLED: "cancelled"}
+    may_cancel = is_open and operation.cancel_requested_at is None
+    return MoveRecord(
+        operation=operation,
+        source_node_id=plan.source_node,
+        target_node_id=plan.arrival.node_id,
+        gpu_uuids=plan.arrival.gpu_uuids,
+        mode=plan.mode,
+        running=plan.running,
+        stage=operation.stage if is_open else ends[operation.outcome],
+        paused=is_open and bool((operation.progress or {}).get("paused")),
+        can_cancel=may_cancel and not move.why_no_cancel(operation.stage, operation.input),
+        can_force_commit=can_force_commit(operation),
+        consequence=consequence(operation),
+        start=dict((operation.result or {}).get("start") or {}),
+        downloads=_brought(operation),
+    )
+
+
+def _brought(operation: Operation) -> tuple[Brought, ...]:
+    found = [
+        Brought(one["repository"], one["folder"], "ready", one["bytes"], one["bytes"], None)
+        for one in operation.state.get("brought", ())
+    ]
+    spec = operation.state.get("spec")
+    if spec:
+        progress = operation.progress or {}
+        found.append(
+            Brought(
+                spec["repository"],
+                spec["folder"],
+                "downloading" if operation.finished_at is None else "ended",
+                progress.get("doneBytes"),
+                progress.get("totalBytes") or sum(file["sizeBytes"] for file in spec["files"]),
+                progress.get("bytesPerSecond"),
+            )
+        )
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import downloads, fencing, nodes, pki, views
+from jobs.api import downloads, fencing, moves, nodes, pki, views
 from mirbad.api import converters
 
 converters.register()
@@ -12,6 +12,10 @@ urlpatterns = [
     path("models/<name:model_id>/start", views.Start.as_view(), name="api-model-start"),
     path("models/<name:model_id>/stop", views.Stop.as_view(), name="api-model-stop"),
     path("models/<name:model_id>/restart", views.Restart.as_view(), name="api-model-restart"),
+    path("models/<name:model_id>/move", moves.Move.as_view(), name="api-model-move"),
+    path("models/<name:model_id>/move/cancel", moves.CancelMove.as_view(), name="api-model-move-cancel"),
+    path("models/<name:model_id>/move/force-commit", moves.ForceCommit.as_view(), name="api-model-move-force"),
+    path("models/<name:model_id>/unplace", moves.Unplace.as_view(), name="api-model-unplace"),
     path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
     path("nodes/<name:node_id>", nodes.OneNode.as_view(), name="api-node"),
     path("nodes/<name:node_id>/rotate-cert", nodes.RotateCertificate.as_view(), name="api-node-rotate-cert"),

@@ -43,9 +43,9 @@ def downloading(step: Step) -> Outcome:
         return _begin(step, plan, model, sources[at])
     spec = DownloadSpec.model_validate(step.state["spec"])
     # Each set has keys of its own in the node's journal.
-    one = replace(step, stage=f"{step.stage}-{at}")
+    own = replace(step, stage=f"{step.stage}-{at}")
     try:
-        view, state = artifacts.follow(one, download_id(step.operation_id, at), spec)
+        view, state = artifacts.follow(own, download_id(step.operation_id, at), spec)
     except StepFailed as failure:
         raise _told(failure) from failure
     if view.state is not DownloadState.READY:
@@ -54,7 +54,11 @@ def downloading(step: Step) -> Outcome:
     if artifacts.lacks(step, sources[at]):
         text = f"{spec.repository} came to node {step.node_id} and yet its folder {spec.folder} is not complete."
         raise StepFailed("download_failed", f"{text} Look at the folder there, then start the move again.", final=True)
-    return poll(f"{spec.repository} is on node {step.node_id}.", {**state, "at": at + 1, "spec": None})
+    one = {"repository": spec.repository, "folder": spec.folder, "bytes": spec.total_bytes}
+    brought = [*step.state.get("brought", ()), one]
+    return poll(
+        f"{spec.repository} is on node {step.node_id}.", {**state, "at": at + 1, "spec": None, "brought": brought}
+    )
 
 
 def _begin(step: Step, plan: Plan, model: ModelDefinition, source: ModelSource) -> Outcome:
