@@ -26,6 +26,11 @@ def open_operation(lane: str, target_kind: str, target_id: str) -> Operation | N
     return unfinished().filter(lane=lane, target_kind=target_kind, target_id=target_id).first()
 
 
+def about_node(node_id: str) -> Q:
+    """Operations that concern a node: done on it, with it, or taking a model off it."""
+    return Q(node_id_text=node_id) | Q(kind="move", input__sourceNode=node_id)
+
+
 def open_by_model(model_ids: Iterable[str]) -> dict[str, Operation]:
     """The open operation of each model that has one, the newest first; one statement for all."""
     rows = unfinished().filter(model_id_text__in=list(model_ids)).order_by("id")

@@ -1,7 +1,8 @@
 """Doorbells that workers answer: a task carries the id of an operation and nothing else."""
 
-from jobs import worker
+from jobs import evacuation, worker
 from jobs.base import STEP
+from jobs.kinds import evacuate
 from jobs.loops import ca_rotation
 from jobs.loops.holds import release_stale_once
 from jobs.loops.prune import prune_once
@@ -18,6 +19,18 @@ from mirbad.tasking.tasks import tick
 def step(operation_id: str) -> None:
     """Run the due steps of one operation."""
     worker.run(operation_id)
+
+
+@evacuate.OPEN_NEXT.answer
+def open_next_move(operation_id: str) -> None:
+    """Open the next move of an evacuation."""
+    evacuation.open_next(operation_id)
+
+
+@tick("jobs.evacuations")
+def open_moves() -> None:
+    """Open the next move of every evacuation."""
+    evacuation.open_all()
 
 
 @tick("jobs.sweep")

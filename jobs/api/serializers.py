@@ -5,8 +5,11 @@ from typing import Any
 
 from rest_framework import serializers
 
+from jobs import telling
+from jobs.models import Operation
 from jobs.states import OUTCOME
 from mirbad.api.serializers import CamelSerializer
+from mirbad.kernel import clock
 
 _SNAKE = re.compile(r"[A-Z]")
 
@@ -50,6 +53,16 @@ class OperationSerializer(CamelSerializer):
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
+    waits_for = serializers.SerializerMethodField("get_waits_for", help_text="What it waits for, in words.")
+    can_cancel = serializers.SerializerMethodField("get_can_cancel", help_text="Whether it can be asked to end now.")
+
+    def get_waits_for(self, operation: Operation) -> str:
+        """In words."""
+        return telling.waits_for(operation, clock.now())
+
+    def get_can_cancel(self, operation: Operation) -> bool:
+        """Whether a DELETE is obeyed now."""
+        return not telling.why_no_cancel(operation)
 
 
 class EventSerializer(CamelSerializer):

@@ -16,9 +16,10 @@ from jobs.api.serializers import (
 )
 from jobs.api.status import status
 from jobs.models import Operation
+from jobs.states import OUTCOME
 from mirbad.accounts.views import AdminView
 from mirbad.api.pagination import Page
-from mirbad.api.parameters import flag, identity, whole_number
+from mirbad.api.parameters import choice, flag, identity, whole_number
 from mirbad.api.serializers import read
 from mirbad.kernel.roles import OPERATOR, VIEWER
 
@@ -120,18 +121,27 @@ class Operations(AdminView):
         parameters=[
             OpenApiParameter("nodeId", str),
             OpenApiParameter("modelId", str),
+            OpenApiParameter("kind", str, description="As launch, stop, move."),
             OpenApiParameter("open", bool, description="Only what is not over yet."),
+            OpenApiParameter("finished", bool, description="Only what is over."),
+            OpenApiParameter("outcome", str, enum=sorted(OUTCOME.states)),
         ],
         responses=OperationSerializer(many=True),
     )
     def get(self, request: Request) -> Response:
         """Operations, newest first."""
         found = Operation.objects.order_by("-id")
-        for parameter, column in (("nodeId", "node_id_text"), ("modelId", "model_id_text")):
+        if node_id := identity(request, "nodeId"):
+            found = found.filter(queries.about_node(node_id))
+        for parameter, column in (("modelId", "model_id_text"), ("kind", "kind")):
             if wanted := identity(request, parameter):
                 found = found.filter(**{column: wanted})
+        if outcome := choice(request, "outcome", OUTCOME.states):
+            found = found.filter(outcome=outcome)
         if flag(request, "open"):
             found = found.filter(finished_at__isnull=True)
+        if flag(request, "finished"):
+            found = found.filter(finished_at__isnull=False)
         pages = self.pagination_class()
         rows = pages.paginate_queryset(found, request, view=self)
         return pages.get_paginated_response(OperationSerializer(rows, many=True).data)

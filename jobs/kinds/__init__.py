@@ -1,7 +1,19 @@
 """The literal table of kinds. Kinds do not know each other."""
 
 from jobs.base import Kind
-from jobs.kinds import ca_rotation, download, launch, move, revoke, rotate_cert, stop, sweep, takeover, unplace
+from jobs.kinds import (
+    ca_rotation,
+    download,
+    evacuate,
+    launch,
+    move,
+    revoke,
+    rotate_cert,
+    stop,
+    sweep,
+    takeover,
+    unplace,
+)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -16,6 +28,7 @@ KINDS: dict[str, Kind] = {
         ca_rotation.KIND,
         download.KIND,
         move.KIND,
+        evacuate.KIND,
         unplace.KIND,
     )
 }

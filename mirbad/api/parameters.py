@@ -1,5 +1,7 @@
 """Query parameters of ``/api``: what is sent is understood or refused, never guessed."""
 
+from collections.abc import Collection
+
 from rest_framework.request import Request
 
 from mirbad.kernel.errors import InvalidRequest
@@ -23,6 +25,15 @@ def flag(request: Request, name: str) -> bool:
         message = f"{name} must be true or false."
         raise InvalidRequest(message, problems=[{"code": "invalid", "message": message, "field": name}])
     return sent == "true"
+
+
+def choice(request: Request, name: str, among: Collection[str]) -> str:
+    """The parameter `name` as one of `among`, "" when it is absent. Raises InvalidRequest."""
+    sent = request.query_params.get(name, "")
+    if sent and sent not in among:
+        message = f"{name} must be one of {', '.join(sorted(among))}."
+        raise InvalidRequest(message, problems=[{"code": "invalid", "message": message, "field": name}])
+    return sent
 
 
 def identity(request: Request, name: str) -> str:
