@@ -34,11 +34,21 @@ done
 wheel=$(ls "$here"/mirbad_agent-*-py3-none-any.whl 2>/dev/null) || fail "no wheel beside install.sh; unpack the whole archive"
 version=$(basename "$wheel" | cut -d- -f2)
 
-# a folder of its own each time: the one in use is never touched
+# a folder of its own each time: the one in use is never touched, and is in use again when the join does not succeed
 name=$version
 [ ! -e "$base/$name" ] || name="$version-$(date -u +%Y%m%d%H%M%S)"
 echo "Installing mirbad-agent $version to $base/$name with $("$python" --version)"
-trap '[ "$(readlink "$base/current" 2>/dev/null)" = "$name" ] || rm -rf "${base:?}/$name"' EXIT
+before=$(readlink "$base/current" 2>/dev/null || true)
+kept=no
+undo() {
+    [ $kept = no ] || return 0
+    if [ "$(readlink "$base/current" 2>/dev/null)" = "$name" ]; then
+        if [ -n "$before" ]; then ln -sfn "$before" "$base/current"; else rm -f "$base/current" /usr/local/bin/mirbad-agent; fi
+    fi
+    rm -rf "${base:?}/$name"
+    rmdir "$base" 2>/dev/null || true
+}
+trap undo EXIT
 mkdir -p "$base"
 "$python" -m venv "$base/$name"
 pip="$base/$name/bin/python -m pip install -q --disable-pip-version-check --no-input"
@@ -98,6 +108,7 @@ fi
 if [ $# -gt 0 ]; then
     runuser -u "$user" -- /usr/local/bin/mirbad-agent join --config "$config" "$@"
 fi
+kept=yes
 if [ ! -e "$state/identity/current" ]; then
     echo "Installed. Join with the command that Add node on the master shows."
     exit 0

@@ -54,6 +54,7 @@ class Pasted:
     said: str
     fingerprint: str
     state_before_approval: str
+    left_by_a_wrong_token: str
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +64,13 @@ def pasted(fleet, host, wheels):
     command = made["commands"]["linux"]
     if host.run("command -v sudo").returncode:
         host.run("printf '#!/bin/sh\\nshift; exec \"$@\"\\n' > /usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo")
-    done = host.run(
-        # a browser on the LAN asks by the master's address, which is in MIRBAD_HOSTS
-        f"bash -c {shlex.quote(command.replace('127.0.0.1', host.master_address))}",
-        MIRBAD_JOIN_TOKEN=made["token"],
-        PIP_NO_INDEX="1",
-        PIP_FIND_LINKS=str(wheels),
-        PIP_CONFIG_FILE="/dev/null",
-    )
+    # a browser on the LAN asks by the master's address, which is in MIRBAD_HOSTS
+    line = f"bash -c {shlex.quote(command.replace('127.0.0.1', host.master_address))}"
+    environ = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": "/dev/null"}
+    wrong = host.run(line, MIRBAD_JOIN_TOKEN=f"{made['token'][:-4]}AAAA", **environ)
+    assert wrong.returncode != 0
+    left = host.run("ls -d /usr/local/lib/mirbad-agent /usr/local/bin/mirbad-agent").stdout
+    done = host.run(line, MIRBAD_JOIN_TOKEN=made["token"], **environ)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     fingerprint = re.search(r"Key fingerprint \(SPKI SHA-256\): ([0-9a-f ]+)", done.stdout)[1].replace(" ", "")
@@ -82,7 +82,7 @@ def pasted(fleet, host, wheels):
     fleet.define_sim("far", "pc-1")
     fleet.api("POST", "models/far/start")
     assert fleet.wait_for_answer("far")
-    return Pasted(made["token"], command, said, fingerprint, before)
+    return Pasted(made["token"], command, said, fingerprint, before, left)
 
 
 def test_the_command_that_add_node_shows_makes_a_second_machine_serve(fleet, host, pasted):
@@ -92,6 +92,10 @@ def test_the_command_that_add_node_shows_makes_a_second_machine_serve(fleet, hos
     engines = fleet.engines("far")
     assert engines
     assert engines <= host.pids(), "the engine runs on the second machine"
+
+
+def test_a_wrong_token_leaves_no_installation_behind(pasted):
+    assert pasted.left_by_a_wrong_token == ""
 
 
 def test_the_token_is_used_up(fleet, pasted):
