@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import ca_rotation, download, launch, revoke, rotate_cert, stop, takeover
+from jobs.kinds import ca_rotation, download, launch, move, revoke, rotate_cert, stop, takeover, unplace
 from jobs.models import Operation, OperationEvent
 from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel import clock
@@ -45,6 +45,8 @@ _WORDS = {
     rotate_cert.NAME: "Certificate rotation",
     revoke.NAME: "Revoke",
     download.NAME: "Download of",
+    move.NAME: "Move of",
+    unplace.NAME: "Unplace",
 }
 _FLEET = "of the fleet"
 _STAGE_WORDS = {
@@ -69,6 +71,13 @@ _STAGE_WORDS = {
     rotate_cert.VERIFYING: "See it in use",
     rotate_cert.ABORTING: "Take it back",
     revoke.REVOKING: "Revoke the keys",
+    move.STARTING_TARGET: "Start it there",
+    move.TARGET_READY: "See it answer",
+    move.PLACEMENT_COMMITTED: "Send requests there",
+    move.DRAINING_SOURCE: "Finish old requests",
+    move.STOPPING_SOURCE: "Stop it here",
+    move.SOURCE_STOPPED: "Give the place up",
+    move.UNDOING: "Put it back",
 }
 _IN_ORDER = {
     takeover.NAME: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
@@ -77,6 +86,7 @@ _IN_ORDER = {
     rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
     revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
     download.NAME: (download.CHECKING, download.DOWNLOADING),
+    unplace.NAME: (unplace.STOPPING,),
 }
 _READY = "Ready"
 
@@ -176,14 +186,20 @@ def _stages(operation: Operation, *, restart: bool) -> tuple[StageMark, ...]:
         if operation.stage == launch.CANCELLING:
             names = [launch.CANCELLING]
         words = [_STAGE_WORDS[name] for name in names] + ([_READY] if operation.stage != launch.CANCELLING else [])
-    elif operation.stage in (*_IN_ORDER.get(operation.kind, ()), "done") and operation.kind in _IN_ORDER:
-        names = list(_IN_ORDER[operation.kind])
+    elif (known := _order(operation)) and operation.stage in (*known, "done"):
+        names = list(known)
         words = [*(_STAGE_WORDS[name] for name in names), "Done"]
     else:
         names = [operation.stage]
         words = [_STAGE_WORDS.get(operation.stage, operation.stage), "Done"]
     at = names.index(operation.stage) if operation.stage in names else 0
     return tuple(_mark(word, index, at, operation.outcome) for index, word in enumerate(words))
+
+
+def _order(operation: Operation) -> tuple[str, ...]:
+    if operation.kind == move.NAME:
+        return move.shown_stages(operation.input)
+    return _IN_ORDER.get(operation.kind, ())
 
 
 def _mark(words: str, index: int, at: int, outcome: str) -> StageMark:

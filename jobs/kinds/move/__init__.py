@@ -62,6 +62,7 @@ __all__ = [
     "download_id",
     "hold_id",
     "plan_in",
+    "shown_stages",
     "why_away",
     "why_no_cancel",
 ]
@@ -75,6 +76,16 @@ def hold_id(operation_id: str) -> str:
 def plan_in(operation: Operation) -> Plan:
     """What a move is to do."""
     return read(operation.input, operation.model_id_text, operation.node_id_text)
+
+
+def shown_stages(frozen: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stages that a move with this input goes through, in their order."""
+    skipped: set[str] = set()
+    if not frozen["source"]:
+        skipped |= {STOPPING_SOURCE, SOURCE_STOPPED}
+    if not frozen["running"]:
+        skipped.add(STARTING_TARGET)
+    return tuple(stage for stage in IN_ORDER[frozen["mode"]] if stage not in skipped)
 
 
 def why_no_cancel(stage: str, frozen: Mapping[str, Any]) -> str:
