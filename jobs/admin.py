@@ -1,15 +1,17 @@
-"""Operations in the Django admin: looking, and asking one to end."""
+"""Operations in the Django admin: looking, asking one to end, and the ones that begin with a node."""
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from jobs import requests
+from jobs import identity, requests
 from jobs.models import Operation, OperationEvent
 from mirbad.accounts import actors
 from mirbad.api.looking import LookingAdmin
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.roles import OPERATOR, has_role
+from nodes import admin as nodes_admin
+from nodes.models import Node
 
 
 @admin.register(Operation)
@@ -43,3 +45,18 @@ class OperationEventAdmin(LookingAdmin):
 
     list_display = ("time", "operation", "stage", "text")
     list_select_related = ("operation",)
+
+
+admin.site.unregister(Node)
+
+
+@admin.register(Node)
+class NodeAdmin(nodes_admin.NodeAdmin):
+    """Nodes with what is a durable operation: another certificate."""
+
+    actions = (*nodes_admin.NodeAdmin.actions, "rotate")
+
+    @admin.action(description="Rotate the certificates of the chosen nodes", permissions=["operate"])
+    def rotate(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        """Another key and certificate for each that serves."""
+        self._each(request, queryset, identity.rotate, "gets another certificate; its operations say how far it is")

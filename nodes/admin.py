@@ -1,10 +1,12 @@
-"""Nodes in the Django admin: looking, draining and undraining. Sealed keys and token digests are never shown."""
+"""Nodes in the Django admin: looking, admission, draining. Sealed keys and token digests are never shown."""
 
 from collections.abc import Callable
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 
 from mirbad.accounts import actors
 from mirbad.api.looking import LookingAdmin
@@ -30,16 +32,36 @@ from nodes.models import (
 
 @admin.register(Node)
 class NodeAdmin(LookingAdmin):
-    """Machines, as wanted and as seen."""
+    """Machines, as wanted and as seen. What else may be done with one is added by the apps above."""
 
     list_display = ("id", "display_name", "lifecycle", "draining", "reachability", "address", "last_seen_at")
     list_filter = ("lifecycle", "reachability", "draining")
     search_fields = ("id", "display_name", "address")
-    actions = ("drain", "undrain")
+    actions: tuple[str, ...] = ("approve", "reject", "drain", "undrain")
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Operators."""
         return has_role(request.user, OPERATOR)
+
+    @admin.action(description="Approve the chosen nodes…", permissions=["operate"])
+    def approve(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse | None:
+        """Admit them, each by the key that was shown on the page before."""
+        if "seen" not in request.POST:
+            return self._ask(request, queryset, "approve")
+
+        def by_the_key_that_was_seen(node_id: str, actor: Actor) -> Node:
+            return registry.approve(node_id, request.POST.get(f"key-{node_id}", ""), actor)
+
+        self._each(request, queryset, by_the_key_that_was_seen, "is approved")
+        return None
+
+    @admin.action(description="Reject the chosen nodes…", permissions=["operate"])
+    def reject(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse | None:
+        """Forget their requests and keys, once that was confirmed."""
+        if "seen" not in request.POST:
+            return self._ask(request, queryset, "reject")
+        self._each(request, queryset, registry.reject, "is rejected; its id may be used again")
+        return None
 
     @admin.action(description="Drain the chosen nodes", permissions=["operate"])
     def drain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
@@ -51,16 +73,29 @@ class NodeAdmin(LookingAdmin):
         """Work for them again."""
         self._each(request, queryset, registry.undrain, "takes work again")
 
+    def _ask(self, request: HttpRequest, nodes: QuerySet[Node], action: str) -> HttpResponse:
+        pins = NodePin.objects.filter(node__in=nodes, slot=NodePin.PENDING)
+        keys = dict(pins.values_list("node_id", "spki_sha256"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{action.capitalize()} nodes",
+            "opts": self.opts,
+            "action": action,
+            "checkbox": ACTION_CHECKBOX_NAME,
+            "rows": [(node, keys.get(node.pk, "")) for node in nodes],
+        }
+        return TemplateResponse(request, "admin/admission.html", context)
+
     def _each(
-        self, request: HttpRequest, nodes: QuerySet[Node], action: Callable[[str, Actor], Node], words: str
+        self, request: HttpRequest, nodes: QuerySet[Node], action: Callable[[str, Actor], object], words: str
     ) -> None:
-        for node in nodes:
+        for node_id in list(nodes.values_list("pk", flat=True)):
             try:
-                action(node.pk, actors.of(request))
+                action(node_id, actors.of(request))
             except MirbadError as error:
                 self.message_user(request, error.detail, messages.WARNING)
             else:
-                self.message_user(request, f"{node.pk} {words}.", messages.SUCCESS)
+                self.message_user(request, f"Node {node_id} {words}.", messages.SUCCESS)
 
 
 @admin.register(Gpu)

@@ -1,5 +1,7 @@
 """The Django admin: for staff with a role, for looking; nothing secret, nothing to add or delete."""
 
+import re
+
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
@@ -7,12 +9,14 @@ from django.urls import reverse
 
 from audit import log
 from audit.models import AuditLine
+from jobs.models import Operation
 from mirbad.accounts import tokens
 from mirbad.accounts.models import AdminToken
 from mirbad.kernel import actor
 from mirbad.kernel.seal import seal
 from models_app.models import ApiKey, ModelDefinition
-from nodes.models import JoinToken, Node
+from nodes.models import JoinToken, Node, NodePin
+from tests.api.conftest import SPKI
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -121,6 +125,52 @@ def test_a_key_is_revoked_and_a_node_drained_with_lines_in_the_audit_log(owner, 
 def test_a_refused_action_is_told_and_changes_nothing(owner, fleet, identity):
     page = act(owner.client, Node, "drain", "pc-2")
     assert "waits for approval" in page.content.decode()
+
+
+def _keys_on(page) -> dict[str, str]:
+    return dict(re.findall(r'name="(key-[a-z0-9-]+)" value="([0-9a-f]*)"', page.content.decode()))
+
+
+def test_a_node_is_approved_there_by_the_key_that_was_shown(owner, fleet, identity):
+    page = act(owner.client, Node, "approve", "pc-2")
+    assert _keys_on(page) == {"key-pc-2": SPKI}
+    assert Node.objects.get(pk="pc-2").lifecycle == "pending", "the first page only asks"
+    NodePin.objects.filter(node="pc-2").update(spki_sha256="cd" * 32)
+    chosen = {"action": "approve", "_selected_action": ["pc-2"], "seen": "yes"}
+    refused = owner.client.post(address(Node, "changelist"), {**chosen, **_keys_on(page)}, follow=True)
+    assert "enrolled again with another key" in refused.content.decode()
+    assert Node.objects.get(pk="pc-2").lifecycle == "pending"
+    again = _keys_on(act(owner.client, Node, "approve", "pc-2"))
+    owner.client.post(address(Node, "changelist"), {**chosen, **again}, follow=True)
+    assert Node.objects.get(pk="pc-2").lifecycle == "approved"
+    assert AuditLine.objects.filter(action="node.approve", node_id_text="pc-2", result="succeeded").count() == 1
+
+
+def test_a_request_is_rejected_there_once_that_was_confirmed(owner, fleet, identity):
+    assert "Reject" in act(owner.client, Node, "reject", "pc-2").content.decode()
+    assert Node.objects.filter(pk="pc-2").exists()
+    chosen = {"action": "reject", "_selected_action": ["pc-2", "pc-1"], "seen": "yes"}
+    said = owner.client.post(address(Node, "changelist"), chosen, follow=True).content.decode()
+    assert not Node.objects.filter(pk="pc-2").exists()
+    assert "Node pc-2 is rejected" in said
+    assert Node.objects.filter(pk="pc-1").exists(), "an approved node is not rejected"
+
+
+def test_a_certificate_is_rotated_there_and_a_node_that_does_not_serve_is_told_of(owner, fleet, identity):
+    NodePin.objects.create(node=fleet.node, slot="current", spki_sha256="ef" * 32)
+    act(owner.client, Node, "rotate", "pc-1")
+    assert Operation.objects.filter(kind="rotate-cert", target_id="pc-1", finished_at=None).count() == 1
+    said = act(owner.client, Node, "rotate", "pc-2").content.decode()
+    assert "waits for approval" in said
+
+
+@pytest.mark.parametrize("action", ["approve", "reject", "rotate"])
+def test_those_who_only_look_admit_nobody_there(viewer, fleet, identity, action):
+    User.objects.filter(pk=viewer.user.pk).update(is_staff=True)
+    chosen = {"action": action, "_selected_action": ["pc-2"], "seen": "yes", "key-pc-2": SPKI}
+    viewer.client.post(address(Node, "changelist"), chosen, follow=True)
+    assert Node.objects.get(pk="pc-2").lifecycle == "pending"
+    assert not Operation.objects.filter(kind="rotate-cert").exists()
 
 
 def test_people_are_managed_by_owners_alone(owner, operator):
