@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class RealAgent:
-    """The agent of node ``local``. `begin` and `end` may follow each other; engines live on in between."""
+    """The agent of one node. `begin` and `end` may follow each other; engines live on in between."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node_id: str = "local", **config: Any) -> None:
         self.port = free_port()
-        self.machine: Machine = local_machine(self.port)
+        self.machine: Machine = local_machine(self.port, node_id)
         (folder / "models").mkdir(parents=True)
         self.config = AgentConfig(
-            state_dir=folder / "state", models_root=folder / "models", bind="127.0.0.1", port=self.port
+            state_dir=folder / "state", models_root=folder / "models", bind="127.0.0.1", port=self.port, **config
         )
         self.config.state_dir.mkdir()
         answer = self.machine.answer

@@ -80,9 +80,16 @@ def approved(node_id: str = "pc-1", **also) -> Machine:
     return machine
 
 
-def local_machine(port: int) -> Machine:
-    """This machine's own node, approved: the only one that may have a loopback address."""
-    return approved("local", purpose="bootstrap", peer="127.0.0.1", address="127.0.0.1", port=port)
+def local_machine(port: int, node_id: str = "local") -> Machine:
+    """This machine's own node, approved: the only one that may have a loopback address.
+
+    Another `node_id` is a node that came from elsewhere, dialled here all the same.
+    """
+    if node_id == "local":
+        return approved("local", purpose="bootstrap", peer="127.0.0.1", address="127.0.0.1", port=port)
+    machine = approved(node_id, port=port)
+    Node.objects.filter(pk=node_id).update(is_bootstrap=True, address="127.0.0.1")
+    return machine
 
 
 def open_tokens(node_id: str) -> list[JoinToken]:
