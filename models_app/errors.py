@@ -11,6 +11,7 @@ MirbadError
 └── Conflict
     ├── ModelBusy                409 model_busy
     ├── ModelPlaced              409 invalid_state
+    ├── NoPlace                  409 no_place (problems: each node and why not)
     ├── PlacementChanged         409 placement_changed
     ├── ModelNotMovable          409 model_not_movable
     └── NameTaken                409 name_taken
@@ -63,6 +64,12 @@ class ModelNotMovable(Conflict):
     """Another node could not be given the model: its weights have no origin, or it stands on several nodes as one."""
 
     code = "model_not_movable"
+
+
+class NoPlace(Conflict):
+    """No node can take the model now, or it is not known whether one can; `problems` has the reason of each."""
+
+    code = "no_place"
 
 
 class NameTaken(Conflict):

@@ -4,6 +4,7 @@ from django.urls import path
 
 from mirbad.api import converters
 from models_app.api.artifacts import Catalog, Folder, Folders, Gguf
+from models_app.api.fit import NodeFit, PlacementPlan, Placements
 from models_app.api.keys import Key, KeyRotation, Keys
 from models_app.api.usage import Usage
 from models_app.api.views import Model, Models
@@ -13,6 +14,9 @@ converters.register()
 urlpatterns = [
     path("models", Models.as_view(), name="api-models"),
     path("models/<name:model_id>", Model.as_view(), name="api-model"),
+    path("nodes/<name:node_id>/fit", NodeFit.as_view(), name="api-node-fit"),
+    path("placements", Placements.as_view(), name="api-placements"),
+    path("placements/plan", PlacementPlan.as_view(), name="api-placements-plan"),
     path("model-folders", Folders.as_view(), name="api-model-folders"),
     path("model-folders/<folder:folder>", Folder.as_view(), name="api-model-folder"),
     path("model-folders/<folder:folder>/gguf", Gguf.as_view(), name="api-model-folder-gguf"),
