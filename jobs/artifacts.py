@@ -9,9 +9,10 @@ from agent.wire.capability import Feature
 from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, FolderList
 from agent.wire.errors import AgentCode
 from agent.wire.images import PullRequest, PullState, PullView
-from jobs.base import Step
+from jobs.base import Outcome, Stage, Step
 from jobs.errors import StepFailed
 from mirbad.kernel import clock
+from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.web import parts
 from models_app.artifacts.errors import Gated
@@ -27,6 +28,7 @@ M = TypeVar("M", bound=WireModel)
 
 LOOK_SECONDS = 1.0
 _SERVER_ERROR = 500
+_NODE_AWAY = frozenset({"node_offline", "node_incompatible", "node_pending_takeover", "unavailable"})
 _PASSING = frozenset({AgentCode.START_CONFLICT, AgentCode.NOT_APPROVED})
 
 
@@ -173,6 +175,12 @@ def progress(view: DownloadView) -> Mapping[str, Any]:
     return shown
 
 
+def pull_progress(view: PullView) -> Mapping[str, Any]:
+    """How far a pull is, as an operation shows it; what is not known is left out."""
+    numbers = {"doneBytes": view.done_bytes, "totalBytes": view.total_bytes}
+    return {"text": view.text or "The image comes.", **{name: n for name, n in numbers.items() if n is not None}}
+
+
 def ended(view: DownloadView) -> StepFailed | None:
     """Why the download failed; None when it did not."""
     if view.state is DownloadState.FAILED:
@@ -187,6 +195,22 @@ def _mutate(step: Step, method: str, path: str, body: WireModel | None, *, key: 
         return _reach(step, lambda: client.call(step.node_id, method, path, body, answer=answer, operation_id=key))
     except AgentRefused as refusal:
         raise _failure(step, refusal) from refusal
+
+
+def patient(stage: Stage) -> Stage:
+    """A node that cannot be worked with is waited for, but not for ever: counted from the last look that succeeded."""
+
+    def run(step: Step) -> Outcome:
+        try:
+            return stage(step)
+        except StepFailed as failed:
+            late = clock.now() - last_contact(step) > settings().launch_timeout
+            if failed.final or failed.step_code not in _NODE_AWAY or not late:
+                raise
+            text = "Once it is back it goes on by itself; start it again to follow it."
+            raise StepFailed(failed.step_code, f"{failed.detail} {text}", final=True) from failed
+
+    return run
 
 
 def _failure(step: Step, refusal: AgentRefused) -> StepFailed:

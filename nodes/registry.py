@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from django.db import transaction
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
+from agent.wire import images
 from audit import log as audit_log
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
@@ -25,6 +26,24 @@ _LabelValue = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00
 _Printable = r"^[^\x00-\x1f\x7f]*$"
 
 
+def _an_image(text: str) -> str:
+    if text:
+        images.parse(text)
+    return text
+
+
+_Image = Annotated[
+    str, StringConstraints(strip_whitespace=True, max_length=255, pattern=r"^\S*$"), AfterValidator(_an_image)
+]
+_Digest = Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")]
+
+
+def _vllm(column: str) -> AliasChoices:
+    """The names of a column of the default vLLM image: on ``/api`` it says whose image it is."""
+    outer = column.replace("default_", "default_vllm_")
+    return AliasChoices(to_camel(outer), outer, column, to_camel(column))
+
+
 class NodePatch(BaseModel):
     """Settings of a node. Only fields that are given change; None clears a limit."""
 
@@ -38,8 +57,10 @@ class NodePatch(BaseModel):
     labels: Annotated[dict[_Label, _LabelValue], Field(max_length=64)] = {}
     memory_reserve_bytes: _Bytes | None = None
     max_concurrent_starts: Annotated[int, Field(ge=1, le=1000)] | None = None
-    default_image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=255, pattern=r"^\S*$")] = ""
-    default_image_digest: Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
+    default_image: Annotated[_Image, Field(validation_alias=_vllm("default_image"))] = ""
+    default_image_digest: Annotated[_Digest, Field(validation_alias=_vllm("default_image_digest"))] = ""
+    default_llama_image: _Image = ""
+    default_llama_image_digest: _Digest = ""
     gpu_reserves: dict[str, _Bytes | None] = {}
 
 

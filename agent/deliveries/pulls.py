@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from agent.config import AgentConfig
 from agent.deliveries import docker_engine, docker_pull, images
 from agent.deliveries.base import DeliveryFailed
 from agent.deliveries.images import Image
-from agent.downloads import names
 from agent.errors import AgentError
 from agent.wire.errors import AgentCode
 from agent.wire.images import ImageHere, ImageList, PullRequest, PullState, PullView
@@ -25,6 +25,7 @@ from agent.wire.instances import PullProgress
 
 _log = logging.getLogger("mirbad.agent.images")
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _AT_ONCE = 2
 _KEPT = 100
 _MOST_IMAGES = 300
@@ -60,7 +61,8 @@ class Pulls:
 
         AgentError INVALID_REQUEST, SPEC_REJECTED (an image that this node does not run).
         """
-        names.check_id(pull_id)
+        if not _ID.fullmatch(pull_id):
+            raise AgentError(AgentCode.INVALID_REQUEST, "a pull id is 1-128 of A-Z a-z 0-9 . _ -")
         image = images.admitted(self._config, wanted.image, wanted.digest)
         known = self._entries.get(pull_id)
         if known is not None and known.view.state in (PullState.PULLING, PullState.READY):

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import downloads, fencing, moves, nodes, pki, views
+from jobs.api import downloads, fencing, images, moves, nodes, pki, views
 from mirbad.api import converters
 
 converters.register()
@@ -20,6 +20,8 @@ urlpatterns = [
     path("nodes/<name:node_id>", nodes.OneNode.as_view(), name="api-node"),
     path("nodes/<name:node_id>/rotate-cert", nodes.RotateCertificate.as_view(), name="api-node-rotate-cert"),
     path("nodes/<name:node_id>/readmit", nodes.Readmit.as_view(), name="api-node-readmit"),
+    path("nodes/<name:node_id>/images", images.NodeImages.as_view(), name="api-node-images"),
+    path("nodes/<name:node_id>/images/pull", images.ImagePull.as_view(), name="api-node-image-pull"),
     path("fencing/takeover", fencing.Takeover.as_view(), name="api-fencing-takeover"),
     path("fencing/takeover/continue", fencing.Continuation.as_view(), name="api-fencing-continue"),
     path("pki/ca-rotation", pki.CaRotation.as_view(), name="api-ca-rotation"),

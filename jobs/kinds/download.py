@@ -6,12 +6,10 @@ The node does the work and goes on by itself while the master is away; this foll
 from agent.wire.downloads import DownloadSpec, DownloadState
 from audit import log as audit_log
 from jobs import artifacts
-from jobs.base import Cancelled, Done, Go, Kind, Outcome, Stage, Step, Wait
+from jobs.base import Cancelled, Done, Go, Kind, Outcome, Step, Wait
 from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
-from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.web import parts
 from nodes import queries as node_queries
@@ -20,24 +18,6 @@ NAME = "download"
 CHECKING = "checking"
 DOWNLOADING = "downloading"
 CANCELLING = "cancelling"
-
-_NODE_AWAY = frozenset({"node_offline", "node_incompatible", "node_pending_takeover", "unavailable"})
-
-
-def _patient(stage: Stage) -> Stage:
-    """A node that cannot be worked with is waited for, but not for ever: counted from the last look that succeeded."""
-
-    def run(step: Step) -> Outcome:
-        try:
-            return stage(step)
-        except StepFailed as failure:
-            late = clock.now() - artifacts.last_contact(step) > settings().launch_timeout
-            if failure.final or failure.step_code not in _NODE_AWAY or not late:
-                raise
-            text = "Once it is back it goes on by itself; start the download again to follow it."
-            raise StepFailed(failure.step_code, f"{failure.detail} {text}", final=True) from failure
-
-    return run
 
 
 def _checking(step: Step) -> Outcome:
@@ -84,6 +64,10 @@ def _ended(step: Step, outcome: str, code: str) -> None:
 KIND = Kind(
     name=NAME,
     lane="work",
-    stages={CHECKING: _patient(_checking), DOWNLOADING: _patient(_downloading), CANCELLING: _patient(_cancelling)},
+    stages={
+        CHECKING: artifacts.patient(_checking),
+        DOWNLOADING: artifacts.patient(_downloading),
+        CANCELLING: artifacts.patient(_cancelling),
+    },
     ended=_ended,
 )

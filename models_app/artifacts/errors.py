@@ -12,6 +12,8 @@ MirbadError
 ├── TokenRefused                 422 token_refused
 ├── PickleRefused                422 pickle_refused
 ├── ChoiceRequired               422 choice_required
+├── SpecRejected                 422 spec_rejected
+├── RuntimeUnavailable           422 runtime_unavailable
 └── HubUnreachable               503 hub_unreachable
 """
 
@@ -67,6 +69,20 @@ class ChoiceRequired(MirbadError):
     """The repository holds several models; someone has to say which."""
 
     code = "choice_required"
+    http_status = 422
+
+
+class SpecRejected(MirbadError):
+    """The node does not run this image."""
+
+    code = "spec_rejected"
+    http_status = 422
+
+
+class RuntimeUnavailable(MirbadError):
+    """The node cannot run containers."""
+
+    code = "runtime_unavailable"
     http_status = 422
 
 

@@ -97,7 +97,15 @@ def _nodes(rows: Iterable[ModelDefinition]) -> dict[str, Node]:
     return {node.pk: node for node in Node.objects.filter(pk__in=wanted).only(*_NODE_COLUMNS)}
 
 
-_NODE_COLUMNS = ("id", "display_name", "lifecycle", "default_image", "default_image_digest")
+_NODE_COLUMNS = (
+    "id",
+    "display_name",
+    "lifecycle",
+    "default_image",
+    "default_image_digest",
+    "default_llama_image",
+    "default_llama_image_digest",
+)
 
 
 def row(model: ModelDefinition, nodes: dict[str, Node]) -> ModelRow:

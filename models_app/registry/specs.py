@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec, SourceSpec
-from mirbad.kernel.conf import settings
 from mirbad.kernel.seal import seal, unseal
+from models_app.artifacts.defaults import default_image
 from models_app.errors import ImageMissing
 from models_app.models import ModelDefinition, Placement
 from models_app.states import READY, STARTING, UNHEALTHY
@@ -42,10 +42,7 @@ def image_of(model: ModelDefinition, node: Node) -> tuple[str, str]:
         return "", ""
     if model.image:
         return model.image, model.image_digest
-    if node.default_image:
-        return node.default_image, node.default_image_digest
-    image, _, digest = settings().engine_image.partition("@")
-    return image, digest
+    return default_image(node, model.runtime)
 
 
 def _source(model: ModelDefinition) -> SourceSpec | None:

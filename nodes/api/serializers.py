@@ -18,6 +18,7 @@ from nodes.states import LIFECYCLE, REACHABILITY
 NODE_STATES = ("PendingApproval", "Online", "Degraded", "Offline", "Incompatible", "PendingTakeover", "Revoked")
 MASTER_STATES = ("commanding", "fenced", "unknown")
 _MOST_BYTES = 2**63 - 1
+_DIGEST = r"^(sha256:[0-9a-f]{64})?$"
 
 
 class GpuSerializer(CamelSerializer):
@@ -54,8 +55,10 @@ class NodeSerializer(CamelSerializer):
     labels = serializers.DictField(child=serializers.CharField())
     memory_reserve_bytes = serializers.IntegerField(allow_null=True)
     max_concurrent_starts = serializers.IntegerField(allow_null=True)
-    default_image = serializers.CharField()
-    default_image_digest = serializers.CharField()
+    default_vllm_image = serializers.CharField(source="default_image")
+    default_vllm_image_digest = serializers.CharField(source="default_image_digest")
+    default_llama_image = serializers.CharField()
+    default_llama_image_digest = serializers.CharField()
     agent_version = serializers.CharField()
     protocol = serializers.IntegerField(allow_null=True)
     cert_not_after = serializers.DateTimeField(allow_null=True)
@@ -145,8 +148,10 @@ class NodePatchSerializer(CamelSerializer):
     labels = serializers.DictField(child=serializers.CharField(max_length=255, allow_blank=True), required=False)
     memory_reserve_bytes = serializers.IntegerField(min_value=0, max_value=_MOST_BYTES, allow_null=True, required=False)
     max_concurrent_starts = serializers.IntegerField(min_value=1, max_value=1000, allow_null=True, required=False)
-    default_image = serializers.CharField(max_length=255, allow_blank=True, required=False)
-    default_image_digest = serializers.RegexField(r"^(sha256:[0-9a-f]{64})?$", allow_blank=True, required=False)
+    default_vllm_image = serializers.CharField(max_length=255, allow_blank=True, required=False)
+    default_vllm_image_digest = serializers.RegexField(_DIGEST, allow_blank=True, required=False)
+    default_llama_image = serializers.CharField(max_length=255, allow_blank=True, required=False)
+    default_llama_image_digest = serializers.RegexField(_DIGEST, allow_blank=True, required=False)
     gpu_reserves = serializers.DictField(
         child=serializers.IntegerField(min_value=0, max_value=_MOST_BYTES, allow_null=True), required=False
     )

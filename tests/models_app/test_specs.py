@@ -4,6 +4,7 @@ import pytest
 
 from mirbad.kernel import conf
 from models_app import registry
+from models_app.artifacts.defaults import default_image
 from models_app.errors import ImageMissing
 from models_app.models import Placement
 from nodes.models import Gpu, Node
@@ -21,7 +22,7 @@ def spec_of(**fields):
 
 def image(settings_image: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = conf.settings().model_copy(update={"engine_image": settings_image})
-    monkeypatch.setattr("models_app.registry.specs.settings", lambda: value)
+    monkeypatch.setattr("models_app.artifacts.defaults.settings", lambda: value)
 
 
 def test_the_spec_says_all_that_the_definition_does() -> None:
@@ -59,6 +60,16 @@ def test_an_image_comes_from_the_model_then_the_node_then_the_master(monkeypatch
     Node.objects.update(default_image="", default_image_digest="")
     spec = registry.launch_spec(Placement.objects.get(), Node.objects.get())
     assert (spec.image, spec.image_digest) == ("master/vllm", "sha256:" + "b" * 64)
+
+
+def test_llama_cpp_has_a_default_image_of_its_own() -> None:
+    other = "sha256:" + "b" * 64
+    node("pc-1", default_image="node/vllm", default_llama_image="node/llama", default_llama_image_digest=other)
+    stands = Node.objects.get()
+    assert default_image(stands, "llama.cpp") == ("node/llama", other)
+    assert default_image(stands, "vllm") == ("node/vllm", "")
+    stands.default_llama_image = ""
+    assert default_image(stands, "llama.cpp") == ("", "")
 
 
 def test_a_container_without_any_image_is_told_before_it_starts(monkeypatch) -> None:

@@ -161,6 +161,16 @@ def test_an_update_changes_what_it_names_and_nothing_else():
     ]
 
 
+def test_default_images_go_by_the_names_of_their_engines():
+    approved("pc-1")
+    patch = {"defaultVllmImage": "a/vllm", "defaultVllmImageDigest": DIGEST, "defaultLlamaImage": "a/llama:1"}
+    node = registry.update("pc-1", patch, OPERATOR)
+    assert (node.default_image, node.default_image_digest) == ("a/vllm", DIGEST)
+    assert (node.default_llama_image, node.default_llama_image_digest) == ("a/llama:1", "")
+    node = registry.update("pc-1", {"defaultVllmImage": ""}, OPERATOR)
+    assert (node.default_image, node.default_llama_image) == ("", "a/llama:1")
+
+
 def test_an_update_that_changes_nothing_leaves_no_line():
     machine = approved("pc-1")
     registry.update("pc-1", {"port": machine.node.port}, OPERATOR)
@@ -189,6 +199,9 @@ def test_an_update_that_changes_nothing_leaves_no_line():
         {"max_concurrent_starts": 0},
         {"default_image_digest": "sha256:abc"},
         {"default_image": "a b"},
+        {"defaultVllmImage": "-x"},
+        {"default_llama_image": "engine@latest"},
+        {"defaultLlamaImageDigest": "latest"},
         {"gpu_reserves": {"GPU-unknown": 1}},
     ],
 )
