@@ -11,7 +11,7 @@ from django.db import DataError, IntegrityError, transaction
 
 from agent.wire.status import NodeStatus
 from mirbad.kernel import clock
-from models_app import running
+from models_app import routing, running
 from models_app.placement import reconcile
 from nodes import reachability
 from nodes.models import Node
@@ -108,8 +108,13 @@ def write_loss(node_id: str, reason: str, heard: Mapping[str, Word]) -> None:
             running.mark_unreachable(node_id)
 
 
-def write_first(node_id: str, status: NodeStatus) -> None:
-    """The status with which a line begins, and which of the models' GPUs are missing."""
+def write_first(node_id: str, status: NodeStatus, *, again: bool = False) -> None:
+    """The status with which a line begins, and which of the models' GPUs are missing.
+
+    `again`: the line was broken, so the node may have come back with another key, which the gateway is to ask for.
+    """
     with transaction.atomic():
+        if again:
+            routing.bump()
         write({node_id: (status, clock.now())})
         reconcile.note_missing_gpus(node_id)

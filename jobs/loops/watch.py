@@ -220,10 +220,11 @@ class Watcher:
             await asyncio.sleep(PENDING_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - spreads the load
 
     async def _follow(self, node_id: str) -> None:
-        async with self._reconnects if node_id in self._broken else self._connects:
+        again = node_id in self._broken
+        async with self._reconnects if again else self._connects:
             self._heard.setdefault(node_id, clock.monotonic())
             connected = await health.aconnect(node_id)
-            await client.in_writer(lambda: reports.write_first(node_id, connected.status))
+            await client.in_writer(lambda: reports.write_first(node_id, connected.status, again=again))
         self._broken.pop(node_id, None)
         self._refused.discard(node_id)
         log.info("connected", node=node_id, agent_version=connected.info.agent_version)

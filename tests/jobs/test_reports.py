@@ -10,6 +10,7 @@ from jobs.loops import reports
 from jobs.loops.reports import Reports
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
+from models_app import routing
 from models_app.models import ModelDefinition, Placement
 from nodes import reachability
 from nodes.link import client
@@ -150,3 +151,11 @@ def test_a_nul_that_an_engine_printed_is_shown_as_unreadable_and_an_escaped_one_
     target = type("Target", (), {"node_id": "pc-0"})
     read = client._parse(target, event.model_dump_json(by_alias=True).encode(), Event)
     assert read.instance.last_lines == ("a\ufffdb", "\\u0000", "\\\ufffd")
+
+
+def test_the_gateway_looks_again_when_a_broken_line_is_made_anew():
+    (node_id,) = fleet(1)
+    reports.write_first(node_id, status(1))
+    before = routing.version()
+    reports.write_first(node_id, status(2), again=True)
+    assert routing.version() == before + 1, "the node may have come back with another key"
