@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import ca, downloads, fencing, nodes, views
+from jobs.pages import ca, downloads, fencing, moves, nodes, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -30,6 +30,12 @@ urlpatterns = [
     path("operations/-/timeline/<str:model_id>", views.timeline, name="timeline"),
     path("operations/<str:operation_id>", views.detail, name="detail"),
     path("operations/<str:operation_id>/cancel", views.cancel, name="cancel"),
+    path("models/<str:model_id>/move", moves.move, name="model-move"),
+    path("models/<str:model_id>/move/-/state", moves.state, name="model-move-state"),
+    path("models/<str:model_id>/move/cancel", moves.cancel, name="model-move-cancel"),
+    path("models/<str:model_id>/move/force-commit", moves.force_commit, name="model-move-force"),
+    path("models/<str:model_id>/start-anyway", moves.start_anyway, name="model-start-anyway"),
+    path("models/<str:model_id>/unplace", moves.unplace, name="model-unplace"),
     path("models/<str:model_id>/start", views.start, name="model-start"),
     path("models/<str:model_id>/stop", views.stop, name="model-stop"),
     path("models/<str:model_id>/restart", views.restart, name="model-restart"),

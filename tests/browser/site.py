@@ -123,7 +123,13 @@ def ember_enrolls() -> None:
     hints.flush()
 
 
-VERBS = {"launch-moves-on": launch_moves_on, "launch-ends": launch_ends, "forge-enrolls": ember_enrolls}
+def moves() -> None:
+    from tests.pages import moving
+
+    moving.moves()
+
+
+VERBS = {"moves": moves, "launch-moves-on": launch_moves_on, "launch-ends": launch_ends, "forge-enrolls": ember_enrolls}
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":

@@ -1,0 +1,54 @@
+"""The pages of a move and of an unplace, looked at by axe; screenshots kept."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from tests.browser.test_every_page import RULES, SCHEMES, SHOTS, WIDTHS, _told
+
+pytestmark = pytest.mark.browser
+
+PAGES = {
+    "move-new": "/models/settled/move",
+    "move-folder": "/models/qwen3-14b/move",
+    "move-downloading": "/models/smollm2-1.7b/move",
+    "move-paused": "/models/stranded/move",
+    "move-refused": "/models/refused/move",
+    "model-moving": "/models/smollm2-1.7b",
+    "unplace": "/models/settled/unplace",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _moves(site):
+    site.happen("moves")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(open_page, name):
+    page = open_page(PAGES[name])
+    page.wait_for_load_state("networkidle")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    found = []
+    for width, height in WIDTHS.items():
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"it scrolls sideways at {width}"
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
+            violations = Axe().run(page, options=RULES).response["violations"]
+            found += [f"{width} {scheme} {_told(item, node)}" for item in violations for node in item["nodes"]]
+    assert found == []
+
+
+def test_a_refusal_is_shown_where_the_person_acted_and_the_menu_leads_there(open_page):
+    page = open_page("/models/settled")
+    page.get_by_role("button", name="More for Settled 1B").click()
+    page.get_by_role("link", name="Unplace…").click()
+    page.get_by_label("Type settled to confirm").fill("another")
+    page.get_by_role("button", name="Unplace Settled 1B").click()
+    expect(page.locator(".refusal")).to_contain_text("confirmation_required")
+    page.goto(page.url.replace("/models/settled/unplace", "/models/stranded/move"))
+    page.get_by_label("Type borealis to confirm").fill("atlas")
+    page.get_by_role("button", name="Force-commit to local").click()
+    expect(page.locator(".refusal")).to_contain_text("Type borealis to confirm")
