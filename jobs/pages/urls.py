@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import ca, downloads, fencing, moves, nodes, views
+from jobs.pages import ca, downloads, fencing, images, moves, nodes, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -11,6 +11,8 @@ urlpatterns = [
     path("fencing/takeover/<slug:node_id>", fencing.resume, name="takeover-continue"),
     path("nodes/-/revoke/<slug:node_id>", nodes.revoke, name="node-revoke"),
     path("nodes/-/rotate/<slug:node_id>", nodes.rotate, name="node-rotate"),
+    path("nodes/-/images/<slug:node_id>", images.of_node, name="node-images"),
+    path("nodes/-/images/<slug:node_id>/pull", images.pull, name="node-image-pull"),
     path("nodes/-/readmit/<slug:node_id>", nodes.readmit, name="node-readmit"),
     path("operations/-/of-node/<slug:node_id>", nodes.of_node, name="of-node"),
     path("operations/-/node-cells", nodes.node_cells, name="node-cells"),

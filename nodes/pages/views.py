@@ -20,7 +20,8 @@ from nodes import queries, registry
 from nodes.enrollment import tokens
 from nodes.models import JoinToken, Node
 from nodes.pages import contexts
-from nodes.pages.forms import AddNodeForm, NodeSettingsForm, RekeyForm
+from nodes.pages.forms import AddNodeForm, RekeyForm
+from nodes.pages.settings_form import NodeSettingsForm
 from nodes.states import PENDING
 
 _TAB_NAMES = tuple(name for name, _ in contexts.TABS)
