@@ -12,14 +12,18 @@ MAX_LINES = 2000
 _TIMEOUT_SECONDS = 5.0
 
 
-def read(model_id: str, tail: int, after: int | None) -> LogSlice:
+def read(model_id: str, tail: int, after: int | None, *, node_id: str = "") -> LogSlice:
     """At most `tail` lines, from position `after` on when it is given. Secrets are taken out.
 
-    Raises NotFound (no such model, or nothing was ever started), Conflict (unplaced), NodeOffline, AgentRefused.
+    `node_id` says which placement's, empty the primary's. Raises NotFound (no such model or placement, or nothing was
+    ever started), Conflict (unplaced), NodeOffline, AgentRefused.
     """
-    placement = queries.placement_of(queries.one_model(model_id))
-    if placement is None:
+    placements = queries.placements_of(queries.one_model(model_id))
+    if not placements:
         raise Conflict(f"Model {model_id!r} stands on no node, so there is no log.")
+    placement = next((one for one in placements if node_id in ("", one.node_id_text)), None)
+    if placement is None:
+        raise NotFound(f"Model {model_id!r} does not stand on node {node_id!r}.")
     path = f"instances/{placement.pk}/log?tail={tail}"
     if after is not None:
         path += f"&after={after}"

@@ -7,6 +7,7 @@ from rest_framework import serializers
 
 from jobs import telling
 from jobs.models import Operation
+from jobs.requests import Accepted
 from jobs.states import OUTCOME
 from mirbad.api.serializers import CamelSerializer
 from mirbad.kernel import clock
@@ -65,6 +66,29 @@ class OperationSerializer(CamelSerializer):
         return not telling.why_no_cancel(operation)
 
 
+class SkippedSerializer(CamelSerializer):
+    """A replica that was left out, and why."""
+
+    node_ids = serializers.ListField(child=serializers.CharField())
+    code = serializers.CharField()
+    detail = serializers.CharField()
+
+
+class AcceptedSerializer(OperationSerializer):
+    """The operation that stands for what was asked of a model, with those of each of its placements."""
+
+    operations = OperationSerializer(many=True)
+    skipped = SkippedSerializer(many=True)
+
+    def to_representation(self, instance: Accepted) -> Any:
+        """The first operation, and beside it all of them."""
+        return {
+            **OperationSerializer(instance.operation).data,
+            "operations": OperationSerializer(instance.operations, many=True).data,
+            "skipped": SkippedSerializer(instance.skipped, many=True).data,
+        }
+
+
 class EventSerializer(CamelSerializer):
     """One line of the timeline."""
 
@@ -119,6 +143,7 @@ class ModelStateSerializer(CamelSerializer):
     reasons = serializers.ListField(child=serializers.CharField())
     serves = serializers.BooleanField()
     node_id = serializers.CharField(allow_null=True)
+    node_ids = serializers.ListField(child=serializers.CharField())
     operation_id = serializers.CharField(allow_null=True)
 
 

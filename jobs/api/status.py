@@ -44,8 +44,8 @@ def _models() -> list[dict[str, Any]]:
     operations = open_by_model(model.pk for model in models)
     found = []
     for model in models:
-        placement = model_queries.placement_of(model)
-        shown = model_queries.shown_state(placement)
+        placements = model_queries.placements_of(model)
+        shown = model_queries.shown_model_state(model)
         operation = operations.get(model.pk)
         found.append(
             {
@@ -53,7 +53,8 @@ def _models() -> list[dict[str, Any]]:
                 "state": shown.name,
                 "reasons": shown.reasons,
                 "serves": shown.serves,
-                "node_id": placement.node_id_text if placement else None,
+                "node_id": placements[0].node_id_text if placements else None,
+                "node_ids": [placement.node_id_text for placement in placements],
                 "operation_id": operation.pk if operation else None,
             }
         )

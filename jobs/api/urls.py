@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import downloads, fencing, images, moves, nodes, pki, views
+from jobs.api import downloads, fencing, images, moves, nodes, pki, replicas, views
 from mirbad.api import converters
 
 converters.register()
@@ -16,6 +16,11 @@ urlpatterns = [
     path("models/<name:model_id>/move/cancel", moves.CancelMove.as_view(), name="api-model-move-cancel"),
     path("models/<name:model_id>/move/force-commit", moves.ForceCommit.as_view(), name="api-model-move-force"),
     path("models/<name:model_id>/unplace", moves.Unplace.as_view(), name="api-model-unplace"),
+    path("models/<name:model_id>/replicas/<uuid:replica>/start", replicas.Start.as_view(), name="api-replica-start"),
+    path("models/<name:model_id>/replicas/<uuid:replica>/stop", replicas.Stop.as_view(), name="api-replica-stop"),
+    path(
+        "models/<name:model_id>/replicas/<uuid:replica>/restart", replicas.Restart.as_view(), name="api-replica-restart"
+    ),
     path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
     path("nodes/<name:node_id>", nodes.OneNode.as_view(), name="api-node"),
     path("nodes/<name:node_id>/rotate-cert", nodes.RotateCertificate.as_view(), name="api-node-rotate-cert"),

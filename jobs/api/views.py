@@ -8,6 +8,7 @@ from rest_framework.reverse import reverse
 from jobs import queries, requests
 from jobs.api import engine_log
 from jobs.api.serializers import (
+    AcceptedSerializer,
     LaunchInputSerializer,
     LogSerializer,
     OperationDetailSerializer,
@@ -47,42 +48,51 @@ class Accepting(AdminView):
         return Response(OperationSerializer(operation).data, status=202, headers={"Location": location})
 
 
-class Start(Accepting):
+class AcceptingAll(Accepting):
+    """Answers 202 with the operation that stands for all, and lists all."""
+
+    def all_accepted(self, accepted: requests.Accepted) -> Response:
+        """The answer for work on each of a model's placements."""
+        location = reverse("api-operation", args=[accepted.operation.pk], request=self.request)
+        return Response(AcceptedSerializer(accepted).data, status=202, headers={"Location": location})
+
+
+class Start(AcceptingAll):
     """Start of a model."""
 
     required_role = OPERATOR
     audited = {"POST": "model.start"}
 
-    @extend_schema(operation_id="models_start", request=LaunchInputSerializer, responses={202: OperationSerializer})
+    @extend_schema(operation_id="models_start", request=LaunchInputSerializer, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str) -> Response:
         """Start it where it stands; asked twice, it is the same operation."""
         force = read(LaunchInputSerializer, request.data)["force"]
-        return self.accepted(requests.start(model_id, self.actor, force=force))
+        return self.all_accepted(requests.start_all(model_id, self.actor, force=force))
 
 
-class Stop(Accepting):
+class Stop(AcceptingAll):
     """Stop of a model."""
 
     required_role = OPERATOR
     audited = {"POST": "model.stop"}
 
-    @extend_schema(operation_id="models_stop", request=None, responses={202: OperationSerializer})
+    @extend_schema(operation_id="models_stop", request=None, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str) -> Response:
         """Stop it; an open start is ended."""
-        return self.accepted(requests.stop(model_id, self.actor))
+        return self.all_accepted(requests.stop_all(model_id, self.actor))
 
 
-class Restart(Accepting):
+class Restart(AcceptingAll):
     """Restart of a model."""
 
     required_role = OPERATOR
     audited = {"POST": "model.restart"}
 
-    @extend_schema(operation_id="models_restart", request=LaunchInputSerializer, responses={202: OperationSerializer})
+    @extend_schema(operation_id="models_restart", request=LaunchInputSerializer, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str) -> Response:
         """Stop it and start it with its present settings."""
         force = read(LaunchInputSerializer, request.data)["force"]
-        return self.accepted(requests.restart(model_id, self.actor, force=force))
+        return self.all_accepted(requests.restart_all(model_id, self.actor, force=force))
 
 
 class Logs(AdminView):
@@ -98,6 +108,7 @@ class Logs(AdminView):
                 "tail", {"type": "integer", "minimum": 1, "maximum": engine_log.MAX_LINES, "default": 200}
             ),
             OpenApiParameter("after", {"type": "integer", "minimum": 0}, description="`next` of an earlier answer."),
+            OpenApiParameter("nodeId", str, description="Which of its nodes; the first replica's when left out."),
         ],
         responses=LogSerializer,
     )
@@ -105,7 +116,7 @@ class Logs(AdminView):
         """The last lines, or those after a position."""
         tail = whole_number(request, "tail", 200, lowest=1, highest=engine_log.MAX_LINES)
         after = whole_number(request, "after", -1, lowest=0, highest=_MAX_POSITION)
-        found = engine_log.read(model_id, tail, None if after < 0 else after)
+        found = engine_log.read(model_id, tail, None if after < 0 else after, node_id=identity(request, "nodeId"))
         return Response(LogSerializer(found).data)
 
 

@@ -46,10 +46,35 @@ class PlacementSerializer(CamelSerializer):
     observed_at = serializers.DateTimeField(allow_null=True)
     observed_reason = serializers.CharField(allow_blank=True)
     start_seconds = serializers.FloatField(allow_null=True)
+    replica = serializers.UUIDField()
+    shard = serializers.IntegerField()
+    shards = serializers.IntegerField()
+    routed = serializers.BooleanField()
+
+
+class ReplicaSerializer(CamelSerializer):
+    """One replica: a placement on one node, or the shards of one on several. It serves when every shard is ready."""
+
+    id = serializers.UUIDField()
+    node_ids = serializers.ListField(child=serializers.CharField())
+    shards = serializers.IntegerField(source="wanted")
+    shards_ready = serializers.IntegerField(source="ready")
+    desired = serializers.ChoiceField(choices=DESIRED.choices)
+    routed = serializers.BooleanField()
+    state = serializers.SerializerMethodField(method_name="state_of")
+    placements = PlacementSerializer(many=True)
+
+    @extend_schema_field(StateSerializer)
+    def state_of(self, replica: queries.Replica) -> Any:
+        """The shown state."""
+        return StateSerializer(queries.shown_replica_state(replica)).data
 
 
 class ModelSerializer(CamelSerializer):
-    """A model definition with its placement. Of secret environment values only the names are known."""
+    """A model definition with its replicas. Of secret environment values only the names are known.
+
+    `placement` is the one that stands for the model: shard 0 of its oldest replica.
+    """
 
     id = serializers.CharField()
     display_name = serializers.CharField()
@@ -74,6 +99,7 @@ class ModelSerializer(CamelSerializer):
     allow_pickle = serializers.BooleanField()
     sources = SourceSerializer(many=True)
     placement = serializers.SerializerMethodField(method_name="placement_of")
+    replicas = serializers.SerializerMethodField(method_name="replicas_of")
     state = serializers.SerializerMethodField(method_name="state_of")
     restart_needed = serializers.SerializerMethodField(method_name="needs_restart")
     held_by = serializers.SerializerMethodField(method_name="holder_of")
@@ -83,20 +109,27 @@ class ModelSerializer(CamelSerializer):
     @extend_schema_field(PlacementSerializer(allow_null=True))
     def placement_of(self, model: ModelDefinition) -> Any:
         """The placement, or None for a model that stands nowhere."""
-        placement: Placement | None = queries.placement_of(model)
+        placement: Placement | None = queries.primary(model)
         return None if placement is None else PlacementSerializer(placement).data
+
+    @extend_schema_field(ReplicaSerializer(many=True))
+    def replicas_of(self, model: ModelDefinition) -> Any:
+        """Where it stands; what a move brings up is among them, not routed."""
+        return ReplicaSerializer(queries.replicas_of(model), many=True).data
 
     @extend_schema_field(StateSerializer)
     def state_of(self, model: ModelDefinition) -> Any:
-        """The shown state."""
-        return StateSerializer(queries.shown_state(queries.placement_of(model))).data
+        """The shown state of the whole."""
+        return StateSerializer(queries.shown_model_state(model)).data
 
     @extend_schema_field(serializers.BooleanField)
     def needs_restart(self, model: ModelDefinition) -> bool:
         """Whether what runs lacks the latest changes. The context brings `nodes`, by id."""
-        placement = queries.placement_of(model)
-        node = self.context["nodes"].get(placement.node_id_text) if placement else None
-        return restart_needed(model, placement, node)
+        nodes = self.context["nodes"]
+        return any(
+            restart_needed(model, placement, nodes.get(placement.node_id_text))
+            for placement in queries.placements_of(model)
+        )
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def holder_of(self, model: ModelDefinition) -> str | None:
@@ -110,6 +143,12 @@ class PlacementInputSerializer(CamelSerializer):
 
     node_id = serializers.CharField(max_length=40)
     gpu_uuids = serializers.ListField(child=serializers.CharField(max_length=80), max_length=64, default=list)
+
+
+class ReplicaInputSerializer(CamelSerializer):
+    """Where a new replica is to stand: one node, or for one that several serve together each of them, rank 0 first."""
+
+    placements = PlacementInputSerializer(many=True, allow_empty=False)
 
 
 class ModelInputSerializer(CamelSerializer):

@@ -6,6 +6,7 @@ from mirbad.api import converters
 from models_app.api.artifacts import Catalog, Folder, Folders, Gguf
 from models_app.api.fit import NodeFit, PlacementPlan, Placements
 from models_app.api.keys import Key, KeyRotation, Keys
+from models_app.api.replicas import Replica, Replicas
 from models_app.api.usage import Usage
 from models_app.api.views import Model, Models
 
@@ -14,6 +15,8 @@ converters.register()
 urlpatterns = [
     path("models", Models.as_view(), name="api-models"),
     path("models/<name:model_id>", Model.as_view(), name="api-model"),
+    path("models/<name:model_id>/replicas", Replicas.as_view(), name="api-model-replicas"),
+    path("models/<name:model_id>/replicas/<uuid:replica>", Replica.as_view(), name="api-model-replica"),
     path("nodes/<name:node_id>/fit", NodeFit.as_view(), name="api-node-fit"),
     path("placements", Placements.as_view(), name="api-placements"),
     path("placements/plan", PlacementPlan.as_view(), name="api-placements-plan"),

@@ -13,6 +13,8 @@ from mirbad.accounts.models import AdminToken
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
 # (method, path, lowest role). Bodies are such that a permitted call changes as little as it can.
+REPLICA = "00000000-0000-4000-8000-000000000001"
+
 ROUTES = [
     ("GET", "/api/schema", "viewer"),
     ("GET", "/api/status", "viewer"),
@@ -43,6 +45,12 @@ ROUTES = [
     ("POST", "/api/models/small/start", "operator"),
     ("POST", "/api/models/small/stop", "operator"),
     ("POST", "/api/models/small/restart", "operator"),
+    ("POST", "/api/models/small/replicas", "operator"),
+    ("GET", f"/api/models/small/replicas/{REPLICA}", "viewer"),
+    ("DELETE", f"/api/models/small/replicas/{REPLICA}", "operator"),
+    ("POST", f"/api/models/small/replicas/{REPLICA}/start", "operator"),
+    ("POST", f"/api/models/small/replicas/{REPLICA}/stop", "operator"),
+    ("POST", f"/api/models/small/replicas/{REPLICA}/restart", "operator"),
     ("GET", "/api/models/small/move", "viewer"),
     ("POST", "/api/models/small/move", "operator"),
     ("POST", "/api/models/small/move/cancel", "operator"),
@@ -143,7 +151,7 @@ def test_every_route_states_its_role():
 
 
 def test_every_route_of_the_api_stands_in_the_table():
-    known = {re.sub(r"\{\w+\}|pc-1|small|none|op-none|12345", "*", path) for _, path, _ in ROUTES}
+    known = {re.sub(rf"\{{\w+\}}|pc-1|small|{REPLICA}|none|op-none|12345", "*", path) for _, path, _ in ROUTES}
     missing = []
     for route, _ in patterns(get_resolver()):
         path = "/" + re.sub(r"<\w+:\w+>", "*", route)
