@@ -1,12 +1,20 @@
 /* A stand-in for libnvidia-ml.so.1. Every answer is read again at each call from the text file named in FAKE_NVML, one
    key=value a line, so that a test changes the cards while a process runs. A missing key is NOT_SUPPORTED (3), a value
-   "!N" is the error N. Handles are the index plus one. */
+   "!N" is the error N. Handles are the index plus one; those of slices add 1000 for the first slice, 2000 for the
+   second, and their keys begin with "0.s0.". Built with -DOLD it has no third version of the lists of processes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2_t;
 typedef struct { unsigned int gpu, memory; } rates_t;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; } process_t;
+typedef struct {
+    char legacy[16];
+    unsigned int domain, bus, device, id, subsystem;
+    char bus_id[32];
+} pci_t;
 
 static int look(const char *key, char *value, size_t size) {
     const char *path = getenv("FAKE_NVML");
@@ -28,7 +36,9 @@ static int look(const char *key, char *value, size_t size) {
 
 static int of(void *device, const char *name, char *value, size_t size) {
     char key[128];
-    snprintf(key, sizeof key, "%d.%s", (int)(long)device - 1, name);
+    int handle = (int)(long)device;
+    if (handle < 1000) snprintf(key, sizeof key, "%d.%s", handle - 1, name);
+    else snprintf(key, sizeof key, "%d.s%d.%s", handle % 1000 - 1, handle / 1000 - 1, name);
     return look(key, value, size);
 }
 
@@ -93,6 +103,17 @@ int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
     memory->free = memory->total - memory->used;
     return 0;
 }
+int nvmlDeviceGetMemoryInfo_v2(void *device, memory_v2_t *memory) {
+    char total[256], used[256];
+    int code = of(device, "total2", total, sizeof total);
+    if (!code) code = of(device, "used", used, sizeof used);
+    if (code) return code;
+    memory->total = strtoull(total, NULL, 10);
+    memory->used = strtoull(used, NULL, 10);
+    memory->reserved = 0;
+    memory->free = memory->total - memory->used;
+    return 0;
+}
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     char value[256];
     int code = of(device, "compute", value, sizeof value);
@@ -107,4 +128,51 @@ int nvmlDeviceGetPowerUsage(void *device, unsigned int *milliwatts) { return num
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *celsius) {
     (void)sensor;
     return number(device, "temperature", celsius);
+}
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *milliwatts) { return number(device, "limit", milliwatts); }
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned int *lanes) { return number(device, "lanes", lanes); }
+int nvmlDeviceGetPciInfo_v3(void *device, pci_t *pci) {
+    char value[256];
+    int code = of(device, "bus", value, sizeof value);
+    memset(pci, 0, sizeof *pci);
+    return text(code, value, pci->bus_id, sizeof pci->bus_id);
+}
+
+/* "pid:bytes,pid:na"; an empty list is no process. */
+static int processes(void *device, const char *name, unsigned int *count, process_t *out) {
+    char value[512], *part, *rest = value;
+    unsigned int found = 0, room = *count;
+    int code = of(device, name, value, sizeof value);
+    if (code) return code;
+    while ((part = strsep(&rest, ",")) && *part) {
+        char *used = strchr(part, ':');
+        if (out && found < room) {
+            out[found].pid = (unsigned int)strtoul(part, NULL, 10);
+            out[found].used = used && used[1] != 'n' ? strtoull(used + 1, NULL, 10) : ~0ULL;
+            out[found].gpu_instance = out[found].compute_instance = ~0U;
+        }
+        found++;
+    }
+    *count = found;
+    return found > room || (found && !out) ? 7 : 0; /* INSUFFICIENT_SIZE */
+}
+int nvmlDeviceGetComputeRunningProcesses_v2(void *d, unsigned int *n, process_t *o) { return processes(d, "processes", n, o); }
+int nvmlDeviceGetGraphicsRunningProcesses_v2(void *d, unsigned int *n, process_t *o) { return processes(d, "graphics", n, o); }
+#ifndef OLD
+int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned int *n, process_t *o) { return processes(d, "processes", n, o); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *d, unsigned int *n, process_t *o) { return processes(d, "graphics", n, o); }
+#endif
+
+int nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
+    int code = number(device, "mig", current);
+    *pending = *current;
+    return code;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned int *count) { return number(device, "slices", count); }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned int index, void **slice) {
+    char value[256];
+    int code;
+    *slice = (void *)((long)device + 1000L * (index + 1));
+    code = of(*slice, "uuid", value, sizeof value);
+    return code == 3 ? 6 : 0; /* NOT_FOUND */
 }

@@ -13,7 +13,7 @@ _SOURCE = Path(__file__).with_name("fake_nvml.c")
 class FakeNvml:
     """Cards that a test describes with `cards`; give `env` to the process that shall see them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, old: bool = False) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             if os.environ.get("CI") == "true":
@@ -21,7 +21,19 @@ class FakeNvml:
             pytest.skip("no C compiler to build the stand-in for NVML (apt package gcc)")
         self._answers = folder / "answers"
         library = folder / "libnvidia-ml.so.1"
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, _SOURCE], check=True, capture_output=True)
+        options = ["-DOLD"] if old else []
+        command: list[str] = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            *options,
+            "-D_GNU_SOURCE",
+            "-o",
+            str(library),
+            str(_SOURCE),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
         self.env = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(self._answers)}
         self.cards()
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,8 +13,10 @@ from agent.config import AgentConfig
 from agent.deliveries.base import LAUNCH_VARIABLE
 from agent.running import Instances
 from agent.running.yard import Pace
+from agent.telemetry import gpu
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
+from tests.bench.gpus import Machine
 
 QUICK = Pace(starting=0.05, watching=0.1, memory=0.2, failures=3)
 
@@ -108,3 +110,17 @@ async def node(config: AgentConfig, make_node: Callable[[AgentConfig], Node]) ->
     made = make_node(config)
     await made.instances.recover()
     return made
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_is_remembered() -> Iterator[None]:
+    gpu.forget()
+    yield
+    gpu.forget()

@@ -1,0 +1,85 @@
+"""A driver that hangs, or takes down who asks it, costs a process and not the agent."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.capability import read_capabilities
+from agent.config import AgentConfig
+from agent.telemetry import gpu
+from agent.telemetry.cards import Card, Cards, NoDriver
+from agent.telemetry.driver import Driver
+
+
+def test_a_driver_that_hangs_is_given_up_and_asked_anew(tmp_path: Path) -> None:
+    driver = Driver(limit_seconds=0.3, command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    for _ in range(2):
+        begin = time.monotonic()
+        with pytest.raises(NoDriver, match="did not answer") as refused:
+            driver.cards("no-such-smi", tmp_path)
+        assert time.monotonic() - begin < 5
+        assert refused.value.installed
+    driver.close()
+
+
+def test_what_hangs_in_the_kernel_gets_no_second_one_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.Popen.kill", lambda self: None)  # as of a process that waits for its device
+    monkeypatch.setattr("agent.telemetry.driver._ENDING_SECONDS", 0.05)
+    driver = Driver(limit_seconds=0.2, command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    with pytest.raises(NoDriver, match="did not answer"):
+        driver.cards("no-such-smi", tmp_path)
+    begin = time.monotonic()
+    with pytest.raises(NoDriver, match="hangs"):
+        driver.cards("no-such-smi", tmp_path)
+    assert time.monotonic() - begin < 0.1
+    stuck = driver._stuck
+    assert stuck is not None
+    stuck.terminate()
+    stuck.wait()
+
+
+def test_a_driver_that_takes_down_who_asks_is_a_problem_in_words(tmp_path: Path) -> None:
+    driver = Driver(command=(sys.executable, "-c", "import os, sys; sys.stdin.readline(); os._exit(11)"))
+    with pytest.raises(NoDriver, match="took down"):
+        driver.cards("no-such-smi", tmp_path)
+    driver.close()
+
+
+async def test_a_hanging_driver_does_not_hold_up_the_agent(
+    config: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Driver(limit_seconds=1.0, command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(gpu, "_driver", hanging)
+    monkeypatch.setattr(gpu, "_library_problem", lambda: None)
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            begin = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - begin)
+
+    beating = asyncio.create_task(beat())
+    capabilities = await read_capabilities(config)
+    beating.cancel()
+    assert "did not answer" in (capabilities.gpu_problem or "")
+    assert longest < 0.8
+    hanging.close()
+
+
+async def test_those_who_ask_at_once_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def slow(nvidia_smi: str) -> Cards:
+        asked.append(nvidia_smi)
+        time.sleep(0.2)
+        return Cards((Card(uuid="GPU-1", index=0),))
+
+    monkeypatch.setattr(gpu, "read_cards", slow)
+    found = await asyncio.gather(*(gpu.cards() for _ in range(5)))
+    assert len(asked) == 1
+    assert all(one.cards[0].uuid == "GPU-1" for one in found)
