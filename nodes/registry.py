@@ -161,6 +161,20 @@ def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
     return Node.objects.get(pk=node_id)
 
 
+def follow_port(node_id: str, port: int, actor: Actor) -> bool:
+    """The master's own machine serves its agent on `port` now; says whether that is new.
+
+    A fenced master does it too: it asks nothing of a node, and only so is the node seen to obey another master.
+    """
+    with transaction.atomic():
+        own = Node.objects.filter(pk=node_id, is_bootstrap=True).exclude(lifecycle=REVOKED)
+        if not own.exclude(port=port).update(port=port):
+            return False
+        audit_log.record("node.update", actor, node_id=node_id, detail="port")
+        _announce(node_id)
+    return True
+
+
 def keep_work_out(node_id: str) -> bool:
     """Let the node take no new work while it is being revoked, in the caller's transaction; True when it took none."""
     changed = Node.objects.filter(pk=node_id, lifecycle=APPROVED, draining=False).update(draining=True)

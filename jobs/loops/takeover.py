@@ -11,6 +11,7 @@ import structlog
 from jobs import takeover
 from jobs.kinds.takeover import NAME
 from jobs.models import Operation
+from jobs.queries import unfinished
 from jobs.states import SUCCEEDED
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
@@ -30,6 +31,12 @@ _said: set[str] = set()
 def look_once() -> int:
     """Ask for the takeovers that flag file and option ask for and that are due; how many were asked for."""
     return _flag(settings().data / FLAG) + _option()
+
+
+def is_coming() -> bool:
+    """Whether a takeover is under way, or asked for by the flag file or the option."""
+    asked = settings().fencing_takeover or (settings().data / FLAG).exists()
+    return asked or unfinished().filter(kind=NAME).exists()
 
 
 def at_start() -> bool:

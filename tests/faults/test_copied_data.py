@@ -18,12 +18,17 @@ def test_a_copied_data_folder_is_fenced_until_the_flag_file_takes_over(make_flee
 
     copy = make_fleet()
     shutil.copytree(original.data, copy.data, symlinks=True, dirs_exist_ok=True)
-    copy.environ |= {name: str(port) for name, port in original.ports.items()}
-    copy.ports = original.ports
+    # Its agent listens elsewhere than the stored node says.
+    copy.ports = {**original.ports, "MIRBAD_AGENT_PORT": copy.ports["MIRBAD_AGENT_PORT"]}
+    copy.environ |= {name: str(port) for name, port in copy.ports.items()}
     copy.start()
     fenced = copy.api("GET", "fencing")
     assert (fenced["state"], fenced["epoch"]) == ("fenced", claim["epoch"])
     assert fenced["instanceId"] != claim["instanceId"]
+    wait_until(
+        lambda: copy.api("GET", "nodes/local")["state"] == "PendingTakeover", seconds=20, what="the node to be blocked"
+    )
+    assert copy.api("GET", "nodes/local")["port"] == copy.ports["MIRBAD_AGENT_PORT"]
     assert copy.api("POST", "models/small/start", expect=409)["code"] == "master_fenced"
 
     flag = copy.data / "takeover"

@@ -241,3 +241,15 @@ def test_a_fenced_master_changes_nothing():
             work()
     assert machine.node.lifecycle == "approved"
     assert waiting.node.lifecycle == "pending"
+
+
+def test_the_masters_own_machine_is_found_on_its_port_even_by_a_fenced_master():
+    approved("own-1")
+    Node.objects.filter(pk="own-1").update(is_bootstrap=True, port=9443)
+    approved("pc-1")
+    fencing.fence("another master commands")
+    assert registry.follow_port("own-1", 9555, OPERATOR)
+    assert not registry.follow_port("own-1", 9555, OPERATOR), "it is there already"
+    assert not registry.follow_port("pc-1", 9555, OPERATOR), "another machine says itself where it is"
+    assert dict(Node.objects.values_list("pk", "port")) == {"own-1": 9555, "pc-1": 9443}
+    assert actions()[-1] == ("node.update", "succeeded")

@@ -8,13 +8,14 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jobs.loops import takeover
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 from mirbad.up.bootstrap import agentcall, waiting
 from mirbad.up.errors import CannotStart
 from mirbad.up.programs import Layout
 from mirbad.up.progress import Progress
-from nodes import queries, registry
+from nodes import fencing, queries, registry
 from nodes.enrollment import tokens
 from nodes.models import JoinToken, Node
 from nodes.states import APPROVED, PENDING, REVOKED
@@ -45,7 +46,7 @@ class OwnNode:
             identity = agentcall.status(self._layout, self._environ)
             self._progress.done(f"This machine joined as node {self._id}")
         report("joined")
-        self._follow_port()
+        registry.follow_port(self._id, settings().agent_port, CONFIG)
         self._approve(str(identity["spkiSha256"]))
         return True
 
@@ -78,11 +79,6 @@ class OwnNode:
         registry.approve(self._id, pin, CONFIG)
         self._progress.done(f"Node {self._id} is approved (key {pin[:16]}…)")
 
-    def _follow_port(self) -> None:
-        node = Node.objects.get(pk=self._id)
-        if node.port != settings().agent_port:
-            registry.update(self._id, {"port": settings().agent_port}, CONFIG)
-
     def _why_no_listener(self) -> str:
         address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings().bind, settings().bind)  # noqa: S104  compared
         try:
@@ -95,6 +91,11 @@ class OwnNode:
         node = Node.objects.get(pk=self._id)
         if node.lifecycle == REVOKED:
             raise CannotStart(f"Node {self._id} was revoked meanwhile.")
+        if fencing.is_fenced() and not takeover.is_coming():
+            raise CannotStart(
+                f"This master commands no node: {fencing.fenced_reason()} Then log in and take over, "
+                f"or: touch {settings().data / takeover.FLAG}"
+            )
         if node.last_seen_at is None or node.last_seen_at.timestamp() < self._progress.started:
             return f"waiting for node {self._id}: not seen yet"  # what is stored may be of the last run
         shown = queries.shown_state(node, list(node.conditions.all()))
