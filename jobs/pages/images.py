@@ -91,7 +91,7 @@ def _row(shelf: Shelf, reference: str, about: list[str], pull: OperationRow | No
         about=", ".join(about),
         tone=tone,
         icon=icon,
-        words=words,
+        words=words if pull is None else "It comes now.",
         may_pull=may_pull and pull is None,
         pull=pull,
     )

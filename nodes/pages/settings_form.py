@@ -31,9 +31,9 @@ def _image(label: str) -> forms.CharField:
     )
 
 
-def _digest() -> forms.RegexField:
+def _digest(label: str) -> forms.RegexField:
     return forms.RegexField(
-        label="Its digest",
+        label=label,
         regex=r"^sha256:[0-9a-f]{64}$",
         required=False,
         help_text="sha256: and 64 hex digits. The agent pulls exactly this.",
@@ -65,9 +65,9 @@ class NodeSettingsForm(forms.Form):
         help_text="How many models start at once; one on each GPU in any case. Empty: the agent decides.",
     )
     default_image = _image("Default vLLM image")
-    default_image_digest = _digest()
+    default_image_digest = _digest("Digest of the vLLM image")
     default_llama_image = _image("Default llama.cpp image")
-    default_llama_image_digest = _digest()
+    default_llama_image_digest = _digest("Digest of the llama.cpp image")
 
     def __init__(self, node: Node, data: Any = None) -> None:
         super().__init__(data, initial=_initial(node))
