@@ -53,12 +53,7 @@ class Survey:
 
 def survey(node_id: str, evacuation_id: str, state: Mapping[str, Any]) -> Survey:
     """How the evacuation of `node_id` stands now. `state` is what its operation knows."""
-    placements = list(
-        Placement.objects.filter(node_id_text=node_id)
-        .select_related("model__hold")
-        .prefetch_related("model__sources", "model__placements")
-        .order_by("created_at", "pk")
-    )
+    placements = _placements(node_id)
     moves = {row.model_id_text: row for row in unfinished().filter(lane="placement", target_kind="model")}
     moving = tuple(moves[row.model_id] for row in placements if row.model_id in moves)
     lately = _refused_lately(state)
@@ -77,6 +72,18 @@ def survey(node_id: str, evacuation_id: str, state: Mapping[str, Any]) -> Survey
         else:
             stuck[placement.model_id] = why or str(choice)
     return Survey(tuple(row.model_id for row in placements), moving, following, stuck)
+
+
+def outlook(node_id: str) -> list[tuple[str, str, str]]:
+    """For each model on the node: its id, where it would go now ("" when nowhere), and why not."""
+    targets = _targets(node_id)
+    found = []
+    for placement in _placements(node_id):
+        why = _why_not(placement, (), ())
+        choice = why or choose(placement, targets)
+        where = choice.node_id if isinstance(choice, Choice) else ""
+        found.append((placement.model_id, where, "" if where else str(choice)))
+    return found
 
 
 def refused(state: Mapping[str, Any], model_id: str, detail: str) -> dict[str, Any]:
@@ -113,6 +120,11 @@ def choose(placement: Placement, targets: Sequence[Node]) -> Choice | str:
     if not reasons:
         return f"Model {model.pk} has nowhere to go: no other node serves and takes work."
     return f"Model {model.pk} has nowhere to go. {' '.join(dict.fromkeys(reasons))}"
+
+
+def _placements(node_id: str) -> list[Placement]:
+    rows = Placement.objects.filter(node_id_text=node_id).select_related("model__hold")
+    return list(rows.prefetch_related("model__sources", "model__placements").order_by("created_at", "pk"))
 
 
 def _targets(node_id: str) -> list[Node]:

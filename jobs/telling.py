@@ -21,7 +21,8 @@ def waits_for(operation: Operation, now: datetime, *, fenced: bool = False) -> s
     text = redact(str((operation.progress or {}).get("text") or ""))
     if not text:
         return when
-    return f"{text} {when}" if when == _FREE else text
+    sentence = text if text.endswith((".", "!", "?")) else f"{text}."
+    return f"{sentence} {when}" if when == _FREE else text
 
 
 def why_no_cancel(operation: Operation) -> str:

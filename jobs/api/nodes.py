@@ -1,4 +1,4 @@
-"""``/api/nodes/{id}`` with its revoke, and what changes a node's key. All else about nodes is in `nodes`."""
+"""``/api/nodes/{id}`` with its revoke, its drain, and what changes its key. All else about nodes is in `nodes`."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs import identity
+from jobs import evacuation, identity
 from jobs.api.serializers import OperationSerializer
 from jobs.api.views import Accepting
 from mirbad.accounts.permissions import require_reauthentication
@@ -52,6 +52,31 @@ class OneNode(Accepting):
         asked = read(RevokeInputSerializer, request.data)
         operation = identity.revoke(node_id, asked["confirm"], self.actor, unplace_models=asked["unplace_models"])
         return self.accepted(operation)
+
+
+class DrainInputSerializer(CamelSerializer):
+    """With `evacuate` the models of the node are moved off, one after another."""
+
+    evacuate = serializers.BooleanField(default=False)
+
+
+class Drain(Accepting):
+    """No new work for a node."""
+
+    required_role = OPERATOR
+    audited = {"POST": "node.drain"}
+
+    @extend_schema(
+        operation_id="nodes_drain",
+        request=DrainInputSerializer,
+        responses={200: NodeDetailSerializer, 202: OperationSerializer},
+    )
+    def post(self, request: Request, node_id: str) -> Response:
+        """Nothing new starts. What runs goes on, or with `evacuate` is moved off: then it is an operation."""
+        if read(DrainInputSerializer, request.data)["evacuate"]:
+            return self.accepted(evacuation.request(node_id, self.actor))
+        registry.drain(node_id, self.actor)
+        return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
 
 class RotateCertificate(Accepting):

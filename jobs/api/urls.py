@@ -23,6 +23,7 @@ urlpatterns = [
     ),
     path("models/<name:model_id>/logs", views.Logs.as_view(), name="api-model-logs"),
     path("nodes/<name:node_id>", nodes.OneNode.as_view(), name="api-node"),
+    path("nodes/<name:node_id>/drain", nodes.Drain.as_view(), name="api-node-drain"),
     path("nodes/<name:node_id>/rotate-cert", nodes.RotateCertificate.as_view(), name="api-node-rotate-cert"),
     path("nodes/<name:node_id>/readmit", nodes.Readmit.as_view(), name="api-node-readmit"),
     path("nodes/<name:node_id>/images", images.NodeImages.as_view(), name="api-node-images"),

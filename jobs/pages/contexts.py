@@ -1,246 +1,110 @@
 """View-models of operations. Every list costs a constant number of queries."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from django.db.models import QuerySet
 
 from jobs import queries
-from jobs.kinds import ca_rotation, download, launch, move, revoke, rotate_cert, stop, takeover, unplace
 from jobs.models import Operation, OperationEvent
-from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
-from mirbad.kernel import clock
+from jobs.pages.rows import JOBS, OUTCOMES, OperationRow, row
+from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel.redact import redact
 from mirbad.web import parts
-from mirbad.web.parts import Badge
 from models_app import states as model_states
 from models_app.models import Placement
+from nodes import fencing
 from nodes.models import Node
-from nodes.states import (
-    CA_AGENTS_ROTATING,
-    CA_AGENTS_TRUSTING,
-    CA_CLOSING,
-    CA_MASTER_REISSUED,
-    CA_ROLLING_BACK,
-    CA_STARTED,
-)
+
+__all__ = ["OperationRow", "row"]
 
 PAGE_SIZE = 50
+DRAWER_ROWS = 20
+DRAWER_RECENT = 6
+HISTORY_ROWS = 25
 TIMELINE_OPERATIONS = 8
 TIMELINE_EVENTS = 60
 
-_OUTCOMES: dict[str, Badge] = {
-    OPEN: Badge("In progress", "busy", "hourglass"),
-    SUCCEEDED: Badge("Done", "ok", "circle-check"),
-    FAILED: Badge("Failed", "bad", "circle-x"),
-    CANCELLED: Badge("Cancelled", "idle", "ban"),
-}
-_WORDS = {
-    launch.NAME: "Start",
-    stop.NAME: "Stop",
-    takeover.NAME: "Takeover",
-    takeover.CONTINUE: "Continued takeover",
-    ca_rotation.NAME: "CA rotation",
-    rotate_cert.NAME: "Certificate rotation",
-    revoke.NAME: "Revoke",
-    download.NAME: "Download of",
-    move.NAME: "Move of",
-    unplace.NAME: "Unplace",
-}
-_FLEET = "of the fleet"
-_STAGE_WORDS = {
-    launch.CHECKING: "Check the node",
-    launch.DOWNLOADING: "Download the weights",
-    launch.STARTING: "Start the engine",
-    launch.WAITING: "Load the model",
-    launch.STOPPING: "Stop the engine",
-    launch.CANCELLING: "Stop the engine",
-    takeover.PROBING: "Ask the nodes",
-    takeover.STORING: "Store the epoch",
-    takeover.CLAIMING: "Claim the nodes",
-    CA_STARTED: "Make the new CA",
-    CA_AGENTS_TRUSTING: "Nodes trust both",
-    CA_MASTER_REISSUED: "Show the new certificate",
-    CA_AGENTS_ROTATING: "Nodes get certificates",
-    CA_CLOSING: "Nodes drop the old CA",
-    CA_ROLLING_BACK: "Go back to the old CA",
-    rotate_cert.REQUESTING: "Make a key on the node",
-    rotate_cert.SETTLING: "Accept it",
-    rotate_cert.INSTALLING: "Give the certificate",
-    rotate_cert.VERIFYING: "See it in use",
-    rotate_cert.ABORTING: "Take it back",
-    revoke.REVOKING: "Revoke the keys",
-    move.STARTING_TARGET: "Start it there",
-    move.TARGET_READY: "See it answer",
-    move.PLACEMENT_COMMITTED: "Send requests there",
-    move.DRAINING_SOURCE: "Finish old requests",
-    move.STOPPING_SOURCE: "Stop it here",
-    move.SOURCE_STOPPED: "Give the place up",
-    move.UNDOING: "Put it back",
-}
-_IN_ORDER = {
-    takeover.NAME: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
-    takeover.CONTINUE: (takeover.PROBING, takeover.STORING, takeover.CLAIMING),
-    ca_rotation.NAME: (CA_STARTED, CA_AGENTS_TRUSTING, CA_MASTER_REISSUED, CA_AGENTS_ROTATING, CA_CLOSING),
-    rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
-    revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
-    download.NAME: (download.CHECKING, download.DOWNLOADING),
-    unplace.NAME: (unplace.STOPPING,),
-}
-_READY = "Ready"
-
 
 @dataclass(frozen=True, slots=True)
-class StageMark:
-    """One stage in the row of stages: done, now, failed or to come."""
+class Filter:
+    """Which operations are asked for; empty is all. `before` is the id after which a page begins."""
 
-    words: str
-    mark: str
-    icon: str
-
-
-@dataclass(frozen=True, slots=True)
-class OperationRow:
-    """An operation at a glance."""
-
-    id: str
-    title: str
-    kind: str
-    target: str
-    model_id: str
-    node_id: str
-    badge: Badge
-    stages: tuple[StageMark, ...]
-    stage_words: str
-    progress_text: str
-    done_bytes: int | None
-    total_bytes: int | None
-    waits_for: str
-    attempt: int
-    actor: str
-    created_at: datetime
-    stage_since: datetime | None
-    finished_at: datetime | None
-    duration: str
-    error: str
-    error_code: str
-    lines: tuple[str, ...]
-    open: bool
-    cancelling: bool
+    state: str = ""
+    kind: str = ""
+    node_id: str = ""
+    model_id: str = ""
+    before: str = ""
 
     @property
-    def measured(self) -> bool:
-        """Whether the progress is known in bytes."""
-        return self.done_bytes is not None and bool(self.total_bytes)
+    def narrowed(self) -> bool:
+        """Whether anything but the page is chosen."""
+        return bool(self.state or self.kind or self.node_id or self.model_id)
+
+    def query(self, **other: str) -> str:
+        """The query string of this choice, with `other` in place of what stands."""
+        names = {"state": self.state, "kind": self.kind, "node": self.node_id, "model": self.model_id, **other}
+        return urlencode({name: value for name, value in names.items() if value})
 
 
-def row(operation: Operation) -> OperationRow:
-    """The row of one operation; runs no query."""
-    now = clock.now()
-    is_open = operation.finished_at is None
-    restart = operation.kind == launch.NAME and bool(operation.input.get("restart"))
-    title = "Restart" if restart else _WORDS.get(operation.kind, operation.kind.replace("_", " ").capitalize())
-    error = operation.error or {}
-    progress = operation.progress or {}
-    cancelling = is_open and operation.cancel_requested_at is not None
-    badge = Badge("Ending", "busy", "hourglass") if cancelling else _OUTCOMES[operation.outcome]
-    return OperationRow(
-        id=operation.pk,
-        title=title,
-        kind=operation.kind,
-        target=str(operation.input.get("spec", {}).get("repository", ""))
-        or operation.model_id_text
-        or operation.node_id_text
-        or (_FLEET if operation.kind in (takeover.NAME, ca_rotation.NAME) else operation.target_id),
-        model_id=operation.model_id_text,
-        node_id=operation.node_id_text,
-        badge=badge,
-        stages=_stages(operation, restart=restart),
-        stage_words=_STAGE_WORDS.get(operation.stage, operation.stage),
-        progress_text=redact(str(progress.get("text") or "")),
-        done_bytes=progress.get("doneBytes"),
-        total_bytes=progress.get("totalBytes"),
-        waits_for=_waits_for(operation, now) if is_open else "",
-        attempt=operation.attempt,
-        actor=operation.actor,
-        created_at=operation.created_at,
-        stage_since=operation.stage_since,
-        finished_at=operation.finished_at,
-        duration=parts.span((operation.finished_at or now) - operation.created_at),
-        error=redact(str(error.get("detail") or "")),
-        error_code=str(error.get("code") or ""),
-        lines=tuple(redact(str(line)) for line in error.get("lines") or ()),
-        open=is_open,
-        cancelling=cancelling,
+def find(wanted: Filter) -> tuple[tuple[OperationRow, ...], str]:
+    """A page of operations, newest first, and where the next one begins ("" at the end). Two queries."""
+    found: QuerySet[Operation] = Operation.objects.order_by("-id")
+    if wanted.state == "open":
+        found = found.filter(finished_at__isnull=True)
+    elif wanted.state in (SUCCEEDED, FAILED, CANCELLED):
+        found = found.filter(outcome=wanted.state)
+    if wanted.kind:
+        found = found.filter(kind=wanted.kind)
+    if wanted.node_id:
+        found = found.filter(queries.about_node(wanted.node_id))
+    if wanted.model_id:
+        found = found.filter(model_id_text=wanted.model_id)
+    if wanted.before:
+        found = found.filter(pk__lt=wanted.before)
+    rows = list(found[: PAGE_SIZE + 1])
+    following = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else ""
+    return _rows(rows[:PAGE_SIZE]), following
+
+
+def _rows(operations: Iterable[Operation]) -> tuple[OperationRow, ...]:
+    fenced = fencing.is_fenced()
+    return tuple(row(operation, fenced=fenced) for operation in operations)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the drawer on every page shows: what happens now, and what ended last."""
+
+    open: tuple[OperationRow, ...]
+    count: int
+    recent: tuple[OperationRow, ...]
+
+    @property
+    def words(self) -> str:
+        """For a screen reader."""
+        return (
+            f"{parts.plural(self.count, 'operation', 'operations')} in progress"
+            if self.count
+            else "Nothing in progress"
+        )
+
+
+def activity() -> Activity:
+    """Four queries."""
+    return Activity(
+        open=_rows(queries.unfinished().order_by("-id")[:DRAWER_ROWS]),
+        count=queries.unfinished().count(),
+        recent=recent(DRAWER_RECENT),
     )
 
 
-def _stages(operation: Operation, *, restart: bool) -> tuple[StageMark, ...]:
-    if operation.kind == launch.NAME:
-        names = [launch.CHECKING, launch.STARTING, launch.WAITING]
-        if operation.stage == launch.DOWNLOADING or "download" in operation.state:
-            names.insert(0, launch.DOWNLOADING)
-        if restart:
-            names.insert(0, launch.STOPPING)
-        if operation.stage == launch.CANCELLING:
-            names = [launch.CANCELLING]
-        words = [_STAGE_WORDS[name] for name in names] + ([_READY] if operation.stage != launch.CANCELLING else [])
-    elif (known := _order(operation)) and operation.stage in (*known, "done"):
-        names = list(known)
-        words = [*(_STAGE_WORDS[name] for name in names), "Done"]
-    else:
-        names = [operation.stage]
-        words = [_STAGE_WORDS.get(operation.stage, operation.stage), "Done"]
-    at = names.index(operation.stage) if operation.stage in names else 0
-    return tuple(_mark(word, index, at, operation.outcome) for index, word in enumerate(words))
-
-
-def _order(operation: Operation) -> tuple[str, ...]:
-    if operation.kind == move.NAME:
-        return move.shown_stages(operation.input)
-    return _IN_ORDER.get(operation.kind, ())
-
-
-def _mark(words: str, index: int, at: int, outcome: str) -> StageMark:
-    if outcome == SUCCEEDED or index < at:
-        return StageMark(words, "done", "circle-check")
-    if index > at:
-        return StageMark(words, "ahead", "circle-dashed")
-    if outcome == FAILED:
-        return StageMark(words, "failed", "circle-x")
-    if outcome == CANCELLED:
-        return StageMark(words, "ahead", "ban")
-    return StageMark(words, "now", "loader")
-
-
-def _waits_for(operation: Operation, now: datetime) -> str:
-    if operation.lease_expires_at is not None and operation.lease_expires_at > now:
-        return "A worker does this stage now."
-    if operation.next_run_at > now:
-        return f"It looks again {parts.ago(operation.next_run_at, now)}."
-    return "It waits for a free worker."
-
-
-def find(state: str, kind: str, before: str) -> tuple[tuple[OperationRow, ...], str]:
-    """A page of operations, newest first, and where the next one begins ("" at the end). One query."""
-    found: QuerySet[Operation] = Operation.objects.order_by("-id")
-    if state == "open":
-        found = found.filter(finished_at__isnull=True)
-    elif state in (SUCCEEDED, FAILED, CANCELLED):
-        found = found.filter(outcome=state)
-    if kind:
-        found = found.filter(kind=kind)
-    if before:
-        found = found.filter(pk__lt=before)
-    rows = list(found[: PAGE_SIZE + 1])
-    following = rows[PAGE_SIZE - 1].pk if len(rows) > PAGE_SIZE else ""
-    return tuple(row(operation) for operation in rows[:PAGE_SIZE]), following
-
-
 def unfinished() -> tuple[OperationRow, ...]:
-    """What happens now, the newest first. One query."""
-    return tuple(row(operation) for operation in queries.unfinished().order_by("-id")[:PAGE_SIZE])
+    """What happens now, the newest first. Two queries."""
+    return _rows(queries.unfinished().order_by("-id")[:PAGE_SIZE])
 
 
 def recent(limit: int) -> tuple[OperationRow, ...]:
@@ -290,7 +154,7 @@ def detail(operation_id: str) -> OperationDetail:
 def _happened(event: OperationEvent, operation: Operation | None = None) -> Happened:
     tone = ""
     if operation is not None and operation.finished_at is not None and event.time >= operation.finished_at:
-        tone = _OUTCOMES[operation.outcome].tone
+        tone = OUTCOMES[operation.outcome].tone
     return Happened(
         time=event.time,
         stage=event.stage,
@@ -322,24 +186,47 @@ def of_model(model_id: str) -> ModelOperations:
 
 
 def of_node(node_id: str) -> tuple[OperationRow, ...]:
-    """What happens to a node and its models now, the newest first. One query."""
-    found = queries.unfinished().filter(node_id_text=node_id).order_by("-id")
-    return tuple(row(operation) for operation in found[:PAGE_SIZE])
+    """What happens to a node and its models now, the newest first. Two queries."""
+    return _rows(queries.unfinished().filter(queries.about_node(node_id)).order_by("-id")[:PAGE_SIZE])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHistory:
+    """The operations of one node: those that are open, and those that ended last."""
+
+    node_id: str
+    open: tuple[OperationRow, ...]
+    ended: tuple[OperationRow, ...]
+    more: bool
+
+
+def history_of_node(node_id: str) -> NodeHistory:
+    """Three queries."""
+    ended = Operation.objects.filter(queries.about_node(node_id), finished_at__isnull=False).order_by("-finished_at")
+    rows = list(ended[: HISTORY_ROWS + 1])
+    return NodeHistory(node_id, of_node(node_id), _rows(rows[:HISTORY_ROWS]), len(rows) > HISTORY_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCell:
-    """The open operations of one node, for the list of nodes."""
+    """The open operations of one node, for the list of nodes; `jobs` are those that stand beside its state."""
 
     node_id: str
     operations: tuple[OperationRow, ...]
+
+    @property
+    def jobs(self) -> tuple[OperationRow, ...]:
+        """A job, or the node's evacuation."""
+        return tuple(operation for operation in self.operations if operation.kind in JOBS)
 
 
 def node_cells() -> tuple[NodeCell, ...]:
     """The open operations of every node, so that a cell whose last one ended is emptied. Two queries."""
     by_node: dict[str, list[OperationRow]] = {node_id: [] for node_id in Node.objects.values_list("pk", flat=True)}
-    for operation in queries.unfinished().filter(node_id_text__in=by_node).order_by("-id"):
-        by_node[operation.node_id_text].append(row(operation))
+    for operation in queries.unfinished().order_by("-id"):
+        shown = row(operation)
+        for node_id in {operation.node_id_text, str(operation.input.get("sourceNode") or "")} & by_node.keys():
+            by_node[node_id].append(shown)
     return tuple(NodeCell(node_id, tuple(rows)) for node_id, rows in by_node.items())
 
 

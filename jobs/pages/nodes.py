@@ -8,7 +8,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from audit import log as audit_log
-from jobs import identity
+from jobs import evacuation, identity, offload
 from jobs.models import Operation
 from jobs.pages import contexts
 from mirbad.accounts import actors
@@ -17,8 +17,9 @@ from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.roles import OPERATOR, VIEWER
 from mirbad.web.access import require_role
-from mirbad.web.fragments import done, page_or_fragment, private, refused
+from mirbad.web.fragments import done, page_or_fragment, perform, private, refused
 from models_app.models import Placement
+from nodes import registry
 from nodes.models import Node
 from nodes.states import REVOKED
 
@@ -43,6 +44,30 @@ def revoke(request: HttpRequest, node_id: str) -> HttpResponse:
     models = Placement.objects.filter(node_id_text=node_id).order_by("model_id").values_list("model_id", flat=True)
     context = {"node": node, "models": list(models)}
     return page_or_fragment(request, "jobs/revoke.html", "jobs/_revoke_form.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@require_role(OPERATOR)
+def drain(request: HttpRequest, node_id: str) -> HttpResponse:
+    """Ask what is to become of the node's models, and drain it."""
+    here = reverse("nodes:detail", args=[node_id])
+    if request.method == "POST":
+        actor = actors.of(request)
+        if request.POST.get("evacuate") == "on":
+            words = f"{node_id} is draining; its models are moved off."
+            return perform(request, lambda: evacuation.request(node_id, actor), words, to=here, go=True)
+        words = f"{node_id} is draining: it takes no new starts."
+        return perform(request, lambda: _drain(node_id, actor), words, to=here, go=True)
+    node = Node.objects.filter(pk=node_id).exclude(lifecycle=REVOKED).first()
+    if node is None:
+        raise Http404(node_id)
+    context = {"node": node, "outlook": offload.outlook(node_id)}
+    return page_or_fragment(request, "jobs/drain.html", "jobs/_drain_form.html", context)
+
+
+def _drain(node_id: str, actor: Actor) -> None:
+    with audit_log.refusals_recorded("node.drain", actor, node_id=node_id):
+        registry.drain(node_id, actor)
 
 
 @require_POST
@@ -77,6 +102,13 @@ def readmit(request: HttpRequest, node_id: str) -> HttpResponse:
 def of_node(request: HttpRequest, node_id: str) -> HttpResponse:
     """What happens to one node now; a part of its page."""
     return private(render(request, "jobs/_of_node.html", {"operations": contexts.of_node(node_id)}))
+
+
+@require_GET
+@require_role(VIEWER)
+def history(request: HttpRequest, node_id: str) -> HttpResponse:
+    """What happens and happened to one node; the Operations tab of its page."""
+    return private(render(request, "jobs/_node_history.html", {"history": contexts.history_of_node(node_id)}))
 
 
 @require_GET

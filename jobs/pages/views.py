@@ -10,6 +10,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from jobs import requests
 from jobs.pages import contexts
+from jobs.pages.rows import names_of_kinds
 from mirbad.accounts import actors
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import NotFound
@@ -17,6 +18,7 @@ from mirbad.kernel.roles import OPERATOR, VIEWER
 from mirbad.web.access import require_role
 from mirbad.web.fragments import page_or_fragment, perform, private
 
+_LONGEST = 100
 STATES = (("", "All"), ("open", "In progress"), ("failed", "Failed"), ("succeeded", "Done"), ("cancelled", "Cancelled"))
 
 
@@ -24,10 +26,33 @@ STATES = (("", "All"), ("open", "In progress"), ("failed", "Failed"), ("succeede
 @require_role(VIEWER)
 def index(request: HttpRequest) -> HttpResponse:
     """Operations, newest first."""
-    state, kind = request.GET.get("state", ""), request.GET.get("kind", "")
-    operations, following = contexts.find(state, kind, request.GET.get("before", ""))
-    context = {"operations": operations, "next": following, "state": state, "kind": kind, "states": STATES}
+    wanted = contexts.Filter(*(_asked(request, name) for name in ("state", "kind", "node", "model", "before")))
+    operations, following = contexts.find(wanted)
+    url = reverse("jobs:list")
+    context = {
+        "operations": operations,
+        "next": following,
+        "wanted": wanted,
+        "newest": wanted.query(),
+        "older": wanted.query(before=following),
+        "states": [(f"{url}?{wanted.query(state=value)}", value, label) for value, label in STATES],
+        "kinds": names_of_kinds(),
+    }
     return page_or_fragment(request, "jobs/list.html", "jobs/_list.html", context)
+
+
+@require_GET
+@require_role(VIEWER)
+def activity(request: HttpRequest) -> HttpResponse:
+    """What happens now, for the drawer of every page."""
+    context = {"activity": contexts.activity(), "places": ("activity-count", "activity-count-top")}
+    return private(render(request, "jobs/_activity.html", context))
+
+
+def _asked(request: HttpRequest, name: str) -> str:
+    """A parameter of the list; what can be none of its values asks for nothing."""
+    sent = request.GET.get(name, "").strip()
+    return sent if sent.isprintable() and len(sent) <= _LONGEST else ""
 
 
 @require_GET

@@ -13,7 +13,6 @@ urlpatterns = [
     path("nodes/<name:node_id>/join-tokens", views.NodeJoinTokens.as_view(), name="api-node-join-tokens"),
     path("nodes/<name:node_id>/approve", views.Approve.as_view(), name="api-node-approve"),
     path("nodes/<name:node_id>/reject", views.Reject.as_view(), name="api-node-reject"),
-    path("nodes/<name:node_id>/drain", views.Drain.as_view(), name="api-node-drain"),
     path("nodes/<name:node_id>/undrain", views.Undrain.as_view(), name="api-node-undrain"),
     path("nodes/<name:node_id>/gpus", telemetry.NodeGpus.as_view(), name="api-node-gpus"),
     path("nodes/<name:node_id>/telemetry", telemetry.NodeTelemetry.as_view(), name="api-node-telemetry"),

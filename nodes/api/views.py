@@ -1,4 +1,4 @@
-"""``/api/nodes`` and ``/api/fencing``. Revoking a node is in `jobs`."""
+"""``/api/nodes`` and ``/api/fencing``. Revoking and draining a node are in `jobs`."""
 
 from datetime import timedelta
 
@@ -114,19 +114,6 @@ class Reject(AdminView):
         """Forget the request and its key; the id may be used again."""
         registry.reject(node_id, self.actor)
         return Response(status=204)
-
-
-class Drain(AdminView):
-    """No new work for a node."""
-
-    required_role = OPERATOR
-    audited = {"POST": "node.drain"}
-
-    @extend_schema(operation_id="nodes_drain", request=None, responses=NodeDetailSerializer)
-    def post(self, request: Request, node_id: str) -> Response:
-        """What runs goes on; nothing new starts."""
-        registry.drain(node_id, self.actor)
-        return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
 
 class Undrain(AdminView):

@@ -22,6 +22,7 @@ COMMANDS_SHOWN = 200
 TABS = (
     ("overview", "Overview"),
     ("models", "Models"),
+    ("operations", "Operations"),
     ("certificates", "Certificates"),
     ("settings", "Settings"),
     ("commands", "Recent commands"),
