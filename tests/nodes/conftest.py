@@ -2,8 +2,11 @@
 
 import pytest
 
-from nodes.link import pools
+from nodes.link import client, pools
+from nodes.models import Node
 from nodes.pki import authority
+from tests.nodes.answering import Agent
+from tests.nodes.parts import agent_context, ca_bundle, local_machine, tls_peer
 
 
 @pytest.fixture
@@ -17,3 +20,15 @@ def live_master(transactional_db):
     """The same where other threads must see the rows."""
     yield authority.ensure()
     pools.database_threads().release()
+
+
+@pytest.fixture
+def agent(live_master):
+    """The master's own node, approved, and an agent that answers for it."""
+    made = local_machine(9443)
+    answers = Agent(made)
+    with tls_peer(answers, agent_context(made.identity, ca_bundle())) as peer:
+        Node.objects.update(port=peer.port)
+        answers.peer = peer
+        yield answers
+        pools.loop_thread().run(client.close())

@@ -1,4 +1,4 @@
-"""The line to agents: calls, refusals, events, connections that end when a key or an address changes."""
+"""The line to agents: calls, refusals, and connections that end when a key or an address changes."""
 
 import asyncio
 import json
@@ -9,72 +9,29 @@ from aiohttp import web
 from django.db import connection
 
 from agent.wire.capability import AgentInfo
-from agent.wire.errors import AgentCode, Refusal
+from agent.wire.errors import AgentCode
 from agent.wire.fence import Claim, FenceView
 from agent.wire.operations import OperationView
-from agent.wire.status import Event
 from mirbad.kernel.errors import Conflict, NotFound
-from nodes import fencing, reachability, registry
+from nodes import fencing, registry
 from nodes.enrollment import join, tokens
 from nodes.errors import AgentRefused, MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover, NodeRevoked
-from nodes.link import client, health, pools, streams, transport
+from nodes.link import client, transport
 from nodes.models import MasterIdentity, Node, NodePin
 from nodes.pki import certs, keys
+from tests.nodes.answering import CLAIM_PATH, hang_up
 from tests.nodes.parts import (
     OPERATOR,
-    Machine,
     agent_context,
     approved,
-    ca_bundle,
     enrolled,
     fresh_issuer,
     local_machine,
     request_for,
     tls_peer,
 )
-from tests.nodes.test_seen import caps, info, status
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("live_master")]
-
-CLAIM_PATH = "/agent/v1/fence"
-
-
-class Agent:
-    """Answers as told; by default as a healthy agent of protocol 1."""
-
-    def __init__(self, machine: Machine):
-        self.machine = machine
-        self.info = info(machine)
-        self.answers = {
-            ("GET", "/agent/v1/info"): lambda request: self.info,
-            ("GET", "/agent/v1/status"): lambda request: status(seq=3),
-            ("GET", "/agent/v1/capabilities"): lambda request: caps(),
-            ("PUT", CLAIM_PATH): lambda request: FenceView(held=Claim(epoch=1, instance_id="0123456789")),
-        }
-
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        made = self.answers[request.method, request.path](request)
-        if asyncio.iscoroutine(made):
-            made = await made
-        if isinstance(made, web.StreamResponse):
-            return made
-        return web.json_response(made.to_wire())
-
-    def refuse(self, method: str, path: str, code: AgentCode, http_status: int = 409):
-        body = Refusal(code=code, detail=f"said {code.value}").to_wire()
-        self.answers[method, f"/agent/v1/{path}"] = lambda request: web.json_response(body, status=http_status)
-
-
-@pytest.fixture
-def agent():
-    """The master's own node, approved, and an agent that answers for it."""
-    made = local_machine(9443)
-    answers = Agent(made)
-    with tls_peer(answers, agent_context(made.identity, ca_bundle())) as peer:
-        Node.objects.update(port=peer.port)
-        answers.peer = peer
-        yield answers
-        pools.loop_thread().run(client.close())
 
 
 def test_a_read_needs_no_operation_and_carries_no_claim(agent):
@@ -262,151 +219,3 @@ async def test_the_asynchronous_face_does_the_same(agent):
     with pytest.raises(NodePendingTakeover):
         await client.acall("local", "PUT", "fence", answer=FenceView, operation_id="op-1")
     await hang_up()
-
-
-def stream(*events, hold=0.0, raw=()):
-    async def answer(request):
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        for event in events:
-            line = event.model_dump_json(by_alias=True).encode() + b"\n"
-            await response.write(line[:9])
-            await response.write(line[9:])
-        for data in raw:
-            await response.write(data)
-        await asyncio.sleep(hold)
-        return response
-
-    return answer
-
-
-async def hang_up():
-    """Close this loop's connections, and give a TLS line that was left in its middle the time to end."""
-    await client.close()
-    await asyncio.sleep(0.05)
-
-
-async def collect(stream, found, at_first=lambda: None):
-    """Put the events of `stream` into `found`; do `at_first` after the first."""
-    async for event in stream:
-        found.append(event)
-        if len(found) == 1:
-            await client.in_thread(at_first)
-
-
-def ping(seq):
-    return Event(kind="ping", boot_id="boot-1", seq=seq)
-
-
-async def test_events_come_as_they_are_sent_until_the_line_ends(agent):
-    big = Event(kind="status", boot_id="boot-1", seq=2, status=status(seq=2, warnings=("x" * 300_000,)))
-    agent.answers["GET", "/agent/v1/events"] = stream(ping(1), big, ping(3))
-    found = []
-    with pytest.raises(NodeOffline, match="ended the event stream"):
-        await collect(client.events("local", 7), found)
-    assert [event.seq for event in found] == [1, 2, 3]
-    assert len(found[1].status.warnings[0]) == 300_000
-    await hang_up()
-
-
-async def test_a_silent_line_is_offline(agent, monkeypatch):
-    monkeypatch.setattr(client, "EVENT_SILENCE_SECONDS", 0.2)
-    agent.answers["GET", "/agent/v1/events"] = stream(ping(1), hold=20)
-    with pytest.raises(NodeOffline):
-        await collect(client.events("local", 0), [])
-    await hang_up()
-
-
-async def test_a_line_that_is_no_event_makes_the_node_incompatible(agent):
-    agent.answers["GET", "/agent/v1/events"] = stream(raw=(b'{"kind": "surprise"}\n',))
-    with pytest.raises(NodeIncompatible):
-        await collect(client.events("local", 0), [])
-    await hang_up()
-
-
-async def test_a_refused_event_stream_is_a_refusal(agent):
-    agent.refuse("GET", "events", AgentCode.NOT_APPROVED, 403)
-    with pytest.raises(AgentRefused):
-        await collect(client.events("local", 0), [])
-    await hang_up()
-
-
-async def test_a_stream_ends_when_the_node_is_revoked(agent, monkeypatch):
-    monkeypatch.setattr(streams, "CHECK_SECONDS", 0.05)
-    agent.answers["GET", "/agent/v1/events"] = stream(*(ping(n) for n in range(1, 4)), hold=20)
-    found = []
-    with pytest.raises(NodeRevoked):
-        await collect(client.events("local", 0), found, lambda: registry.revoke("local", OPERATOR))
-    assert found[0].seq == 1
-    await hang_up()
-
-
-def test_connecting_checks_claims_and_reads_and_the_node_is_online(agent, live_master):
-    made = health.connect("local")
-    assert made.status.seq == 3
-    assert [(method, path.rsplit("/", 1)[1]) for method, path, _, _ in agent.peer.asked] == [
-        ("GET", "info"),
-        ("PUT", "fence"),
-        ("GET", "status"),
-        ("GET", "capabilities"),
-    ]
-    claimed = json.loads(agent.peer.asked[1][3])
-    assert claimed == {"epoch": 1, "instanceId": live_master.instance_id}
-    node = Node.objects.get()
-    assert (node.reachability, node.protocol, node.agent_version) == ("online", 1, "1.2.3")
-    assert (node.seq, node.capabilities_seq, node.capabilities["hostname"]) == (3, 1, "pc")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"node_id": "pc-7"}, "says that it is pc-7"),
-        ({"node_uid": "6f1c9a43-9df1-4d6b-8f43-0c2f3a7f9b11"}, "not local"),
-        ({"protocol_versions": (7, 8)}, "speaks protocol 7, 8"),
-        ({"protocol_versions": ()}, "speaks protocol none"),
-    ],
-)
-def test_another_node_or_protocol_is_incompatible_and_never_claimed(agent, changes, words):
-    agent.info = agent.info.model_copy(update=changes)
-    with pytest.raises(NodeIncompatible, match=words):
-        health.connect("local")
-    node = Node.objects.get()
-    assert (node.reachability, [path for _, path, _, _ in agent.peer.asked]) == ("incompatible", ["/agent/v1/info"])
-    assert words in node.reachability_reason
-
-
-def test_a_node_that_was_fenced_is_online_after_it_takes_the_claim(agent):
-    reachability.refused("local", "fenced", "obeys another")
-    health.connect("local")
-    assert Node.objects.get().reachability == "online"
-
-
-def test_a_fenced_master_claims_nothing(agent):
-    fencing.fence("Another master commands.")
-    with pytest.raises(MasterFenced):
-        health.connect("local")
-    assert [method for method, _, _, _ in agent.peer.asked] == ["GET"]
-
-
-def test_a_node_that_refuses_the_claim_fences_the_master(agent):
-    agent.refuse("PUT", "fence", AgentCode.COMPETING_MASTER)
-    with pytest.raises(NodePendingTakeover):
-        health.connect("local")
-    assert fencing.is_fenced()
-    assert Node.objects.get().reachability == "fenced"
-
-
-def test_a_waiting_node_is_only_asked_who_it_is(agent):
-    Node.objects.update(lifecycle="pending")
-    NodePin.objects.update(slot="pending")
-    assert health.probe("local").node_id == "local"
-    assert [path for _, path, _, _ in agent.peer.asked] == ["/agent/v1/info"]
-
-
-def test_a_node_that_cannot_be_reached_is_lost(live_master):
-    local_machine(1)
-    with pytest.raises(NodeOffline):
-        health.connect("local")
-    node = Node.objects.get()
-    assert node.reachability == "offline"
-    assert "refused" in node.reachability_reason

@@ -1,22 +1,20 @@
-"""What asks for a CA rotation: flag files, the API, the page; what is refused; a CA from outside."""
+"""What asks for a CA rotation: flag files, the API, the page; what is refused."""
 
 import json
 import os
-from datetime import timedelta
 
 import pytest
-from structlog.testing import capture_logs
 
 from audit.models import AuditLine
 from jobs import ca_rotation
 from jobs.loops import ca_rotation as loop
 from jobs.models import Operation
 from mirbad.kernel import clock, conf
-from mirbad.kernel.errors import Conflict, Unavailable
+from mirbad.kernel.errors import Conflict
 from nodes.enrollment import tokens
 from nodes.errors import MasterFenced
-from nodes.models import Authority, CaRotation, JoinToken, MasterIdentity, Node, NodeCondition
-from nodes.pki import authority, certs, keys, outside, rotation, store
+from nodes.models import Authority, CaRotation, JoinToken, MasterIdentity, NodeCondition
+from nodes.pki import authority, certs, rotation, store
 from nodes.states import RE_PAIR
 from tests.nodes.parts import OPERATOR, approved, enrolled, fresh_issuer
 
@@ -317,110 +315,3 @@ def test_the_page_offers_what_can_be_done_and_shows_the_nodes(master, operator, 
     assert operator.client.post("/pki/ca/rollback", headers=hx).status_code == 204
     assert viewer.client.post("/pki/ca/close", headers=hx).status_code == 403
     assert owner.client.get("/pki/ca/replace").status_code == 200
-
-
-# A CA from outside
-
-
-@pytest.fixture
-def outside_ca(tmp_path, monkeypatch):
-    """Writes a CA into two files and lets the settings name them."""
-
-    def write(issuer=None, mode=0o600):
-        made = issuer or fresh_issuer()
-        cert, key = tmp_path / "ca.pem", tmp_path / "ca.key"
-        cert.write_text(certs.to_pem(made.cert))
-        key.touch(mode=mode)
-        key.write_bytes(keys.key_to_pem(made.key))
-        value = conf.settings().model_copy(update={"pki_ca_cert_file": cert, "pki_ca_key_file": key})
-        for module in (outside, rotation):
-            monkeypatch.setattr(module, "settings", lambda: value)
-        return made
-
-    return write
-
-
-def test_a_ca_from_outside_is_the_fleets(db, outside_ca):
-    made = outside_ca()
-    authority.ensure()
-    assert store.trust().hashes == (f"sha256:{certs.fingerprint(made.cert)}",)
-    leaf = certs.from_pem(approved("pc-1").answer.chain[0])
-    assert certs.is_issued_by(leaf, made.cert)
-    with pytest.raises(Conflict, match="MIRBAD_PKI_CA_CERT_FILE"):
-        ca_rotation.start(OPERATOR)
-    with pytest.raises(Conflict, match="MIRBAD_PKI_CA_CERT_FILE"):
-        ca_rotation.replace_stolen(ca_rotation.PHRASE, OPERATOR)
-
-
-def test_another_ca_in_the_files_takes_its_place_and_every_node_is_to_be_re_paired(db, outside_ca):
-    outside_ca()
-    authority.ensure()
-    approved("pc-1")
-    authority.ensure()
-    assert not NodeCondition.objects.exists()
-    made = outside_ca()
-    authority.ensure()
-    assert store.trust().hashes == (f"sha256:{certs.fingerprint(made.cert)}",)
-    assert NodeCondition.objects.get(node_id="pc-1").code == RE_PAIR
-    assert AuditLine.objects.get(action="pki.ca-rotation").actor == "config"
-    assert Node.objects.get().lifecycle == "approved"
-
-
-def test_files_that_cannot_be_used_stop_a_first_start_and_never_a_running_fleet(db, outside_ca, tmp_path):
-    outside_ca()
-    (tmp_path / "ca.key").write_bytes(keys.key_to_pem(keys.new_key()))
-    with pytest.raises(Unavailable, match="does not hold the key"):
-        authority.ensure()
-    assert not Authority.objects.exists()
-    outside_ca()
-    authority.ensure()
-    standing = store.trust()
-    (tmp_path / "ca.pem").write_text("nonsense")
-    authority.ensure()
-    assert store.trust() == standing
-
-
-@pytest.mark.parametrize("broken", ["missing", "leaf", "expired", "no key", "rsa"])
-def test_what_is_no_ca_is_told_with_the_name_of_the_setting(db, outside_ca, tmp_path, monkeypatch, broken):
-    made = outside_ca()
-    if broken == "missing":
-        (tmp_path / "ca.pem").unlink()
-    elif broken == "leaf":
-        leaf = certs.issue_node(made, made.key.public_key(), "uid", clock.now())
-        (tmp_path / "ca.pem").write_text(certs.to_pem(leaf))
-    elif broken == "expired":
-        long_ago = clock.now() - timedelta(days=5000)
-        (tmp_path / "ca.pem").write_text(certs.to_pem(certs.make_ca(made.key, long_ago)))
-    elif broken == "no key":
-        (tmp_path / "ca.key").unlink()
-    else:
-        (tmp_path / "ca.key").write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
-    with pytest.raises(Unavailable, match=r"MIRBAD_PKI_CA_(CERT|KEY)_FILE"):
-        authority.ensure()
-
-
-def test_a_key_that_others_may_read_is_told(db, outside_ca, log_lines):
-    outside_ca(mode=0o644)
-    authority.ensure()
-    assert any("others on this machine may read" in line for line in log_lines)
-
-
-@pytest.fixture
-def log_lines():
-    """What is logged in this test, as sentences."""
-    with capture_logs() as entries:
-        yield Sentences(entries)
-
-
-class Sentences(list):
-    """Reads the captured entries as they come."""
-
-    def __init__(self, entries):
-        super().__init__()
-        self._entries = entries
-
-    def __iter__(self):
-        return iter([str(entry["event"]) for entry in self._entries])
-
-    def __contains__(self, text):
-        return text in list(iter(self))

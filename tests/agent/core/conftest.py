@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from agent.wire.fence import Claim
 from agent.wire.status import GpuStatus, HostStatus
 from tests.agent.core.engines import RememberedEngines
 from tests.agent.core.fleet import Fleet, Leaf, server_name
+from tests.agent.core.listener import EnrollServer, enroll_server
 
 FIRST_CLAIM = Claim(epoch=1, instance_id="master-one")
 
@@ -218,3 +219,14 @@ async def master(stranger: Master) -> Master:
     reply = await stranger.claim()
     assert reply.status == 200
     return stranger
+
+
+@pytest.fixture
+def listener(fleet: Fleet, tmp_path: Path) -> Iterator[EnrollServer]:
+    with enroll_server(fleet, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"

@@ -1,68 +1,31 @@
 """Joining: what is sent to whom, what each failure says, and what survives it."""
 
 import dataclasses
-import json
 import socket
-import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.enrol import (
-    BadAnswer,
     CannotReach,
     HashDiffers,
     JoinFailed,
-    JoinOrder,
     RateLimited,
     Refused,
-    _check,
-    _read_answer,
     existing,
     join,
     read_hashes,
     read_listener,
 )
-from agent.identity import IdentityStore, fleet_id, make_csr, new_key, spki_of
+from agent.identity import IdentityStore, fleet_id, new_key, spki_of
 from agent.wire.enroll import GpuSummary, MachineSummary
 from tests.agent.core.fleet import UID, Fleet
-from tests.agent.core.listener import EnrollServer, enroll_server
+from tests.agent.core.joining import TOKEN, order_for, quick
+from tests.agent.core.listener import EnrollServer
 
 pytestmark = pytest.mark.unit
-
-KEY = new_key()
-TOKEN = "aGVsbG8.c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldC1zZWNyZXQ"
-
-
-@pytest.fixture
-def listener(fleet: Fleet, tmp_path: Path) -> Iterator[EnrollServer]:
-    with enroll_server(fleet, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-def order_for(listener: EnrollServer, **changes: Any) -> JoinOrder:
-    values: dict[str, Any] = {
-        "enroll_url": listener.url,
-        "ca_hash": listener.fleet.ca_hash,
-        "node_id": "pc-1",
-        "token": TOKEN,
-    }
-    return JoinOrder(**{**values, **changes})
-
-
-def quick(order: JoinOrder, state: Path) -> Any:
-    return join(order, state, lambda _: None)
 
 
 def test_a_join_sends_the_request_and_keeps_the_answer(listener: EnrollServer, state: Path) -> None:
@@ -150,7 +113,6 @@ def test_an_option_that_cannot_be_right_is_told_before_anything_is_sent(
 def test_a_wrong_clock_is_told_as_one(listener: EnrollServer, state: Path, fleet: Fleet) -> None:
     from datetime import timedelta
 
-    from agent.identity import new_key
     from nodes.pki import certs
     from tests.agent.core.fleet import Leaf, now
 
@@ -203,67 +165,6 @@ def test_each_refusal_is_told_in_words_and_not_tried_again(
     assert len(listener.asked) == 1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"{}", b"<html>", b"[" * 100_000, b"x" * 300_000, b'{"nodeUid":1}'],
-    ids=["empty", "bare", "html", "deep", "large", "half"],
-)
-@pytest.mark.parametrize("status", [200, 302, 403])
-def test_an_answer_that_makes_no_sense_is_no_enrollment(
-    listener: EnrollServer, state: Path, answer: bytes, status: int
-) -> None:
-    listener.answers = [(status, answer, {})]
-    with pytest.raises(BadAnswer):
-        quick(order_for(listener), state)
-    assert IdentityStore(state).load_if_any() is None
-
-
-def _forged(listener: EnrollServer, **changes: Any) -> None:
-    """Every answer is a proper one with these fields changed."""
-    honest = listener.enroll
-
-    def enroll(body: dict[str, Any]) -> Any:
-        status, value, headers = honest(body)
-        assert isinstance(value, dict)
-        return status, {**value, **changes}, headers
-
-    listener.enroll = enroll  # type: ignore[method-assign]
-
-
-def test_a_certificate_for_another_key_is_refused(listener: EnrollServer, state: Path) -> None:
-    _forged(listener, chain=[listener.fleet.node_leaf().pem])
-    with pytest.raises(BadAnswer, match="another key"):
-        quick(order_for(listener), state)
-
-
-def test_a_uid_that_the_certificate_does_not_name_is_refused(listener: EnrollServer, state: Path) -> None:
-    _forged(listener, nodeUid="99999999-0000-0000-0000-000000000000")
-    with pytest.raises(BadAnswer, match="another node"):
-        quick(order_for(listener), state)
-
-
-def test_a_certificate_that_the_bundle_did_not_sign_is_refused(listener: EnrollServer, state: Path) -> None:
-    honest, other = listener.fleet, Fleet()
-    listener.enroll_issuer = other.issuer
-    with pytest.raises(BadAnswer, match="not signed"):
-        quick(order_for(listener), state)
-    assert honest.issuer != other.issuer
-
-
-def test_a_bundle_without_the_pinned_ca_is_refused(listener: EnrollServer, state: Path) -> None:
-    other = Fleet()
-    listener.enroll_issuer = other.issuer
-    _forged(listener, caBundle=[other.ca_pem])
-    with pytest.raises(BadAnswer, match="lacks the CA"):
-        quick(order_for(listener), state)
-
-
-def test_a_master_key_that_is_no_fingerprint_is_refused(listener: EnrollServer, state: Path) -> None:
-    _forged(listener, masterSpki={"current": "", "next": None})
-    with pytest.raises(BadAnswer, match="fingerprint"):
-        quick(order_for(listener), state)
-
-
 def test_a_closed_port_says_what_to_check(state: Path, listener: EnrollServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -287,42 +188,6 @@ def test_a_port_that_does_not_speak_tls_is_told(state: Path, listener: EnrollSer
         with pytest.raises(CannotReach, match="does not speak TLS"):
             quick(order_for(listener, enroll_url=f"https://127.0.0.1:{plain.getsockname()[1]}"), state)
         thread.join()
-
-
-def test_a_rekey_keeps_uid_and_fleet_and_takes_a_new_key(listener: EnrollServer, state: Path) -> None:
-    before = quick(order_for(listener), state)
-    after = quick(order_for(listener, rekey=True, token="id.rekey-secret"), state)
-    assert (after.node_uid, after.fleet) == (before.node_uid, before.fleet)
-    assert after.spki != before.spki
-    assert (listener.asked[-1].path, listener.asked[-1].body["nodeUid"]) == ("/enroll/rekey", UID)
-
-
-def test_the_fleet_keeps_its_name_when_its_ca_was_rotated(listener: EnrollServer, state: Path, tmp_path: Path) -> None:
-    """Engines that run carry it in their labels."""
-    before = quick(order_for(listener), state)
-    with enroll_server(Fleet(), tmp_path) as rotated:
-        after = quick(order_for(rotated, rekey=True, token="id.rekey-secret"), state)
-    assert after.fleet == before.fleet
-
-
-def test_a_rekey_that_fails_leaves_the_old_identity(listener: EnrollServer, state: Path) -> None:
-    before = quick(order_for(listener), state)
-    listener.answers = [(403, {"code": "enrollment_refused", "detail": ""}, {})]
-    with pytest.raises(Refused):
-        quick(order_for(listener, rekey=True, token="id.wrong"), state)
-    assert IdentityStore(state).load() == before
-
-
-def test_a_rekey_without_state_needs_the_uid(listener: EnrollServer, state: Path) -> None:
-    with pytest.raises(JoinFailed, match="--node-uid"):
-        quick(order_for(listener, rekey=True), state)
-    assert quick(order_for(listener, rekey=True, node_uid=UID), state).node_uid == UID
-
-
-def test_a_rekey_answered_for_another_node_is_refused(listener: EnrollServer, state: Path) -> None:
-    listener.uid = "99999999-0000-0000-0000-000000000000"
-    with pytest.raises(BadAnswer, match="not 7a1f"):
-        quick(order_for(listener, rekey=True, node_uid=UID), state)
 
 
 def test_a_join_that_is_done_is_recognised(listener: EnrollServer, state: Path) -> None:
@@ -371,45 +236,3 @@ def test_what_is_no_enroll_url_is_refused(url: str) -> None:
 def test_what_is_no_ca_hash_is_refused(text: str) -> None:
     with pytest.raises(JoinFailed, match="--ca-hash"):
         read_hashes(text)
-
-
-PIECES = st.sampled_from(["", "x", "\ud800", "\x00", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-ANSWERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "nodeUid": PIECES | st.just(UID) | st.none(),
-        "chain": st.lists(PIECES, max_size=2) | st.none() | st.just("chain"),
-        "caBundle": st.lists(PIECES, max_size=2) | st.integers(),
-        "masterSpki": st.fixed_dictionaries({"current": PIECES | st.just("0" * 64)}) | st.none(),
-        "code": PIECES | st.sampled_from(["rate_limited", "enrollment_refused", "new_code"]),
-        "detail": PIECES | st.integers(),
-    },
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(ANSWERS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60), st.integers(200, 599), PIECES)
-def test_whatever_a_master_answers_is_an_enrollment_or_a_named_failure(
-    fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, body: bytes, status: int, retry_after: str
-) -> None:
-    order = JoinOrder(enroll_url="https://m", ca_hash=fleet.ca_hash, node_id="pc-1", token=TOKEN)
-    expected = read_hashes(fleet.ca_hash)
-    store = IdentityStore(tmp_path_factory.getbasetemp() / "nothing")
-    with pytest.raises(JoinFailed):
-        _check(_read_answer(status, body, retry_after), order, KEY, fleet.ca, expected, store, None)
-
-
-def test_an_honest_answer_with_one_byte_changed_is_refused(
-    fleet: Fleet, tmp_path: Path, listener: EnrollServer
-) -> None:
-    """Certificates with damaged insides, as no honest master sends them."""
-    order = order_for(listener)
-    status, value, _ = listener.enroll({"csrPem": make_csr(KEY, "pc-1")})
-    assert isinstance(value, dict)
-    cert = x509.load_pem_x509_certificate(value["chain"][0].encode()).public_bytes(Encoding.DER)
-    store = IdentityStore(tmp_path / "nothing")
-    for place in range(0, len(cert), 3):
-        damaged = cert[:place] + bytes([cert[place] ^ 0x15]) + cert[place + 1 :]
-        body = json.dumps({**value, "chain": [ssl.DER_cert_to_PEM_cert(damaged)]}).encode()
-        with pytest.raises(BadAnswer):
-            _check(_read_answer(status, body, None), order, KEY, fleet.ca, read_hashes(fleet.ca_hash), store, None)
