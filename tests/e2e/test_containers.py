@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.bench.images import SIM
 from tests.e2e.containers import ContainerFleet
 from tests.e2e.fleet import wait_until
 
@@ -50,6 +51,20 @@ def test_an_image_by_tag_alone_is_refused_on_a_node_that_does_not_allow_it(two):
     done = ended(two, two.fleet.api("POST", "models/by-tag/start"))
     assert done["outcome"] == "failed"
     assert "digest" in done["error"]["detail"]
+
+
+def test_images_are_listed_pulled_by_the_api_and_refused_where_they_are_not_approved(two):
+    approved = two.bench.image(SIM).reference
+    seen = two.fleet.api("GET", "nodes/pc-2/images")
+    assert (seen["allowTagPulls"], seen["problem"]) == (False, "")
+    assert [(one["reference"], one["present"]) for one in seen["approved"]] == [(approved, True)]
+    assert ended(two, two.fleet.api("POST", "nodes/pc-2/images/pull", {"image": approved}))["outcome"] == "succeeded"
+    other = {"image": "registry.invalid/other", "imageDigest": f"sha256:{'0' * 64}"}
+    refused = two.fleet.api("POST", "nodes/pc-2/images/pull", other, expect=422)
+    assert refused["code"] == "spec_rejected"
+    # the master's own node pulls by any name, and says why it cannot
+    failed = ended(two, two.fleet.api("POST", "nodes/local/images/pull", other))
+    assert (failed["outcome"], failed["error"]["code"]) == ("failed", "pull_failed")
 
 
 def test_stopping_one_leaves_the_other(two):

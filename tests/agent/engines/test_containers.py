@@ -15,12 +15,14 @@ from agent.capability import read_capabilities
 from agent.config import AgentConfig
 from agent.deliveries.docker import DockerDelivery
 from agent.deliveries.docker_engine import NO_TOOLKIT
+from agent.deliveries.pulls import Pulls
 from agent.errors import AgentError
 from agent.running import ports
 from agent.running.orders import make
 from agent.telemetry.nvml import Card, Cards
 from agent.wire.capability import Delivery, Feature, Runtime
 from agent.wire.errors import AgentCode
+from agent.wire.images import PullRequest, PullState, PullView
 from agent.wire.instances import InstanceState, LaunchSpec, SourceSpec
 from tests.agent.engines.conftest import Node, spec
 from tests.agent.engines.test_llama_cpp import stream
@@ -316,7 +318,7 @@ async def test_a_real_model_is_served_from_a_container(
 async def test_capabilities_tell_of_containers(docker_config: AgentConfig, dock: Node) -> None:
     capabilities = await read_capabilities(docker_config)
     assert Feature.DELIVERY_CONTAINER in capabilities.features
-    assert Feature.IMAGES_DIGEST_PINNED in capabilities.features
+    assert Feature.IMAGES in capabilities.features
     contained_ = {
         item.runtime for item in capabilities.runtimes if item.delivery is Delivery.CONTAINER and item.available
     }
@@ -362,3 +364,28 @@ async def test_a_container_is_given_the_gpus_of_its_spec_and_no_other(
     show = "print(open('/proc/1/environ').read().split(chr(0)))"
     output = container.exec_run([images.python_in_image(), "-c", show]).output
     assert b"'NVIDIA_VISIBLE_DEVICES=GPU-1'" in output
+
+
+async def test_an_image_is_brought_without_a_launch_and_listed(
+    docker_config: AgentConfig, docker_bench: DockerBench, sim: BenchImage
+) -> None:
+    docker_bench.forget(sim.reference)
+    absent = f"{sim.repository}@sha256:{'2' * 64}"
+    pulls = Pulls(docker_config.model_copy(update={"approved_images": (sim.reference, absent)}))
+
+    async def over(pull_id: str, image: str) -> PullView:
+        pulls.begin(pull_id, PullRequest(image=image))
+        for _ in range(1200):
+            if (view := pulls.view(pull_id)).state is not PullState.PULLING:
+                return view
+            await asyncio.sleep(0.05)
+        raise AssertionError(view)
+
+    assert (await over("p1", sim.reference)).state is PullState.READY
+    listed = (await pulls.listed()).images
+    (here,) = [image for image in listed if sim.reference in image.references]
+    assert here.size_bytes
+    failed = await over("p2", absent)
+    assert (failed.state, failed.reason_code) == (PullState.FAILED, "pull_failed")
+    assert "no such image" in (failed.reason or "")
+    await pulls.close()
