@@ -1,4 +1,4 @@
-"""Operations on ``/api``: found by what they are about, told with what they wait for, ended while there is a way back."""
+"""Operations on ``/api``: found by what they concern, told with what they wait for, ended while they can be."""
 
 import json
 
