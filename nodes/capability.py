@@ -49,5 +49,8 @@ def problems(capabilities: Capabilities) -> tuple[tuple[str, str, str], ...]:
     found = []
     if capabilities.gpu_problem:
         found.append(("gpu_problem", "", capabilities.gpu_problem))
-    found += [("gpu_problem", gpu.uuid, f"GPU {gpu.uuid}: {gpu.problem}") for gpu in capabilities.gpus if gpu.problem]
+    for gpu in capabilities.gpus:
+        if gpu.problem:
+            words = gpu.problem if gpu.problem.startswith("GPU ") else f"GPU {gpu.uuid}: {gpu.problem}"
+            found.append(("gpu_problem", gpu.uuid, words))
     return tuple(found)

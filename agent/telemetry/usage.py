@@ -1,6 +1,5 @@
 """Whose memory it is: processes on GPUs belong to engines by container, session, mark or descent."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ def attribute(statuses: Sequence[GpuStatus], views: Iterable[InstanceView], proc
     named = [_named(status, engines, proc) for status in statuses]
     measured = {status.uuid: _measured(status) for status in named}
     return tuple(
-        status.model_copy(update={"models": _of_card(status, engines, measured)}) if engines else status
+        status.model_copy(update={"models": _of_card(status, engines, measured, proc)}) if engines else status
         for status in named
     )
 
@@ -100,16 +99,20 @@ def _measured(status: GpuStatus) -> Mapping[str, int | None]:
 
 
 def _of_card(
-    status: GpuStatus, engines: Sequence[InstanceView], measured: Mapping[str, Mapping[str, int | None]]
+    status: GpuStatus, engines: Sequence[InstanceView], measured: Mapping[str, Mapping[str, int | None]], proc: Path
 ) -> tuple[GpuModelUse, ...]:
     here = measured[status.uuid]
+    anywhere = {instance_id for found in measured.values() for instance_id in found}
+    closed = status.processes is None
+    hidden = any(not one.instance_id and not (proc / str(one.pid)).exists() for one in status.processes or ())
     uses = []
     unmeasured = []
     for view in engines:
         used = here.get(view.instance_id)
+        placed = status.uuid in view.gpu_uuids
         if used is not None:
             uses.append(_use(view, used, measured=True))
-        elif view.instance_id in here or _is_unseen(view, status, measured):
+        elif view.instance_id in here or (placed and (closed or (hidden and view.instance_id not in anywhere))):
             unmeasured.append(view)
     if not unmeasured:
         return tuple(uses)
@@ -118,22 +121,12 @@ def _of_card(
     return (*uses, *(_use(view, share, measured=False) for view in unmeasured))
 
 
-def _is_unseen(view: InstanceView, status: GpuStatus, measured: Mapping[str, Mapping[str, int | None]]) -> bool:
-    """Whether an engine has its place on this card and its processes are seen on none, because they cannot be read."""
-    if status.uuid not in view.gpu_uuids or any(view.instance_id in found for found in measured.values()):
-        return False
-    return status.processes is None or any(one.used_bytes is None for one in status.processes)
-
-
 def _rest(status: GpuStatus, here: Mapping[str, int | None]) -> int | None:
-    """What is used on the card and is nobody's by measure."""
+    """What is used on the card and is nobody's by measure. Processes that cannot be seen may be an engine's."""
     if status.used_bytes is None:
         return None
-    known: defaultdict[str, int] = defaultdict(int)
-    for process in status.processes or ():
-        if process.used_bytes is not None and (not process.instance_id or here.get(process.instance_id) is not None):
-            known[process.instance_id] += process.used_bytes
-    return max(0, status.used_bytes - sum(known.values()))
+    others = sum(one.used_bytes or 0 for one in status.processes or () if not one.instance_id and one.name)
+    return max(0, status.used_bytes - others - sum(used or 0 for used in here.values()))
 
 
 def _use(view: InstanceView, used: int | None, *, measured: bool) -> GpuModelUse:

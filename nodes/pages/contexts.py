@@ -21,6 +21,7 @@ COMMANDS_SHOWN = 200
 
 TABS = (
     ("overview", "Overview"),
+    ("gpus", "GPUs"),
     ("models", "Models"),
     ("operations", "Operations"),
     ("certificates", "Certificates"),

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from nodes.pages import views
+from nodes.pages import telemetry, views
 
 app_name = "nodes"
 urlpatterns = [
@@ -17,5 +17,6 @@ urlpatterns = [
     path("nodes/<slug:node_id>/drain", views.drain, name="drain"),
     path("nodes/<slug:node_id>/undrain", views.undrain, name="undrain"),
     path("nodes/<slug:node_id>/save", views.save_settings, name="save"),
+    path("nodes/<slug:node_id>/history", telemetry.node_history, name="history"),
     path("nodes/<slug:node_id>/<slug:tab>", views.detail, name="tab"),
 ]

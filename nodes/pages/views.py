@@ -19,7 +19,7 @@ from mirbad.web.fragments import is_fragment, page_or_fragment, perform, private
 from nodes import queries, registry
 from nodes.enrollment import tokens
 from nodes.models import JoinToken, Node
-from nodes.pages import contexts
+from nodes.pages import contexts, gpus
 from nodes.pages.forms import AddNodeForm, RekeyForm
 from nodes.pages.settings_form import NodeSettingsForm
 from nodes.states import PENDING
@@ -170,6 +170,10 @@ def detail(request: HttpRequest, node_id: str, tab: str = "overview") -> HttpRes
         "operations_url": reverse("jobs:of-node", args=[node_id]),
         "lines": contexts.audit_lines(node_id, 5) if tab == "overview" else None,
     }
+    if tab == "gpus":
+        context["gpus"] = gpus.cards(node)
+        context["totals"] = gpus.totals(node.gpus.all())
+        context["history_url"] = reverse("nodes:history", args=[node_id])
     if tab == "commands":
         context["lines"] = contexts.audit_lines(node_id)
     if tab == "settings":

@@ -95,8 +95,7 @@ def test_a_model_on_two_gpus_is_measured_on_each(proc: Proc) -> None:
     assert (uses(one), uses(two)) == ([("qwen", 3 * GIB, True)], [("qwen", 5 * GIB, True)])
 
 
-@pytest.mark.parametrize("closed", [None, ()])
-def test_what_cannot_be_read_is_split_evenly_and_says_so(proc: Proc, closed: tuple[()] | None) -> None:
+def test_what_cannot_be_read_is_split_evenly_and_says_so(proc: Proc) -> None:
     engines = [view("a", pid=1, gpu_uuids=("GPU-1", "GPU-2")), view("b", pid=2, gpu_uuids=("GPU-1",))]
     cards = [
         status(processes=None, used_bytes=12 * GIB),
@@ -147,3 +146,20 @@ def test_real_descendants_are_found() -> None:
         (found,) = attribute([told], [view("a", pid=leader.pid)])
         leader.communicate(b"\n")
     assert uses(found) == [("a", GIB, True)]
+
+
+def test_a_card_that_tells_no_processes_is_split_though_another_tells_them(proc: Proc) -> None:
+    proc.add(100, 1, 100)
+    engine = view("a", pid=100, gpu_uuids=("GPU-1", "GPU-2"))
+    told, closed = attribute(
+        [status((100, 3 * GIB)), status(processes=None, used_bytes=7 * GIB, uuid="GPU-2")], [engine], proc.folder
+    )
+    assert (uses(told), uses(closed)) == ([("a", 3 * GIB, True)], [("a", 7 * GIB, False)])
+
+
+def test_processes_that_are_hidden_from_the_agent_may_be_the_engines(proc: Proc) -> None:
+    proc.add(100, 1, 100)
+    proc.add(900, 1, 900, name="Xorg")
+    told = status((900, GIB), (7777, 12 * GIB), used_bytes=14 * GIB)
+    (found,) = attribute([told], [view("a", pid=100, gpu_uuids=("GPU-1",))], proc.folder)
+    assert uses(found) == [("a", 13 * GIB, False)]
