@@ -18,9 +18,10 @@ from mirbad.web.fragments import page_or_fragment
 from mirbad.web.parts import Attention, Tone
 from models_app.pages import contexts as models
 from models_app.pages.contexts import ModelRow
-from nodes.models import MasterIdentity
+from nodes.models import MasterIdentity, Node
 from nodes.pages import contexts as nodes
 from nodes.pages.contexts import NodeCard
+from nodes.pages.scopes import scopes
 
 RECENT = 8
 _NEEDED = ("enroll", "watcher", "worker", "beat")
@@ -68,27 +69,42 @@ class Overview:
 @require_GET
 @require_role(VIEWER)
 def overview(request: HttpRequest) -> HttpResponse:
-    """The fleet at a glance."""
-    return page_or_fragment(request, "home.html", "_home.html", {"overview": read()})
+    """The fleet at a glance, or with ``?node=`` one node of it and its history."""
+    node_id = request.GET.get("node", "")[:40]
+    context = {
+        "overview": read(node_id),
+        "node_id": node_id,
+        "scopes": scopes(),
+        "path": reverse("home"),
+        "history_url": reverse("nodes:history", args=[node_id]) if Node.objects.filter(pk=node_id).exists() else "",
+    }
+    return page_or_fragment(request, "home.html", "_home.html", context)
 
 
-def read() -> Overview:
+def read(node_id: str = "") -> Overview:
     """Everything the overview shows, in a number of queries that does not grow with the fleet."""
     cards = nodes.fleet()
     rows = models.models()
     happening = jobs.unfinished()
+    recent = jobs.recent(RECENT)
+    if node_id:
+        cards = tuple(card for card in cards if card.id == node_id)
+        rows = tuple(model for model in rows if any(place == node_id for place, _ in model.nodes))
+        happening = tuple(one for one in happening if one.node_id == node_id)
+        recent = tuple(one for one in recent if one.node_id == node_id)
     failures = jobs.last_failures(tuple(model.id for model in rows))
     attention = (*_of_master(), *_of_nodes(cards), *_of_models(rows, failures))
     by_node: dict[str, list[ModelRow]] = {}
     for model in rows:
-        by_node.setdefault(model.node_id, []).append(model)
+        for node_id, _ in model.nodes:
+            by_node.setdefault(node_id, []).append(models.on_node(model, node_id))
     return Overview(
         tiles=_tiles(cards, rows, happening, attention),
         attention=attention,
         happening=happening,
         fleet=tuple(FleetNode(card, tuple(by_node.get(card.id, ()))) for card in cards),
         models=tuple(sorted(rows, key=lambda model: (not model.serves, not model.wanted_running, model.name))),
-        recent=jobs.recent(RECENT),
+        recent=recent,
     )
 
 

@@ -137,8 +137,9 @@ class Meeting:
         while asyncio.get_running_loop().time() - last < SILENCE_SECONDS:
             await _send(writer, {"whole": self._whole})
             with contextlib.suppress(TimeoutError):
-                if await asyncio.wait_for(_line(reader), BEAT_SECONDS if self._whole else _AGAIN_SECONDS) is None:
-                    return
+                async with asyncio.timeout(BEAT_SECONDS if self._whole else _AGAIN_SECONDS):
+                    if await _line(reader) is None:
+                        return
                 last = asyncio.get_running_loop().time()
             if self._whole:
                 await asyncio.sleep(BEAT_SECONDS / 2)
@@ -162,7 +163,8 @@ class Meeting:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _send(writer, {**self._hello, "rank": self._rank})
         while True:
-            said = await asyncio.wait_for(_line(reader), SILENCE_SECONDS)
+            async with asyncio.timeout(SILENCE_SECONDS):
+                said = await _line(reader)
             if said is None:
                 self._leave("rank 0 is gone")
                 return

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import ca, downloads, fencing, images, moves, nodes, views
+from jobs.pages import ca, downloads, fencing, images, moves, nodes, replicas, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -44,4 +44,6 @@ urlpatterns = [
     path("models/<str:model_id>/start", views.start, name="model-start"),
     path("models/<str:model_id>/stop", views.stop, name="model-stop"),
     path("models/<str:model_id>/restart", views.restart, name="model-restart"),
+    path("models/<str:model_id>/replicas/<uuid:replica>/start", replicas.start, name="replica-start"),
+    path("models/<str:model_id>/replicas/<uuid:replica>/stop", replicas.stop, name="replica-stop"),
 ]

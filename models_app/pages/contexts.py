@@ -1,41 +1,22 @@
 """View-models of the models pages. Every list costs a constant number of queries."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from agent.wire.instances import LogSlice
 from mirbad.kernel import clock
-from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.redact import redact
 from mirbad.web import parts
 from mirbad.web.parts import Badge
 from models_app import keys, queries
 from models_app.models import ApiKey, ModelDefinition, Placement
-from models_app.registry import config_hash
-from models_app.states import FAILED, READY, RUNNING, STARTING, STOPPED, STOPPING, UNHEALTHY, UNKNOWN
+from models_app.pages import badges, replicas
+from models_app.pages.replicas import ReplicaRow
+from models_app.registry import restart_needed
+from models_app.states import FAILED, READY, RUNNING, STOPPED, UNHEALTHY
 from nodes import queries as node_queries
-from nodes.link import client
 from nodes.models import Node
-
-LOG_TAIL = 300
-
-_BADGES: dict[str, Badge] = {
-    READY: Badge("Ready", "ok", "circle-check", "It answers requests"),
-    STARTING: Badge("Starting", "busy", "hourglass"),
-    STOPPING: Badge("Stopping", "busy", "hourglass"),
-    UNHEALTHY: Badge("Unhealthy", "warn", "triangle-alert", "It runs but does not answer its health check"),
-    FAILED: Badge("Failed", "bad", "circle-x"),
-    STOPPED: Badge("Stopped", "idle", "circle-stop"),
-    UNKNOWN: Badge("Not reported", "unknown", "circle-help", "Its node does not report now"),
-    queries.UNPLACED: Badge("Unplaced", "idle", "circle-dashed", "It stands on no node"),
-}
-_WANTED = {
-    RUNNING: Badge("Running", "ok", "circle-play", "What was asked for"),
-    STOPPED: Badge("Stopped", "idle", "circle-stop", "What was asked for"),
-}
-_AWAITED = Badge("Waiting to start", "busy", "hourglass", "It should run and does not yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +34,8 @@ class ModelRow:
     wanted: Badge | None
     reasons: tuple[str, ...]
     node_id: str
-    node_name: str
+    nodes: tuple[tuple[str, str], ...]
+    replicas: tuple[ReplicaRow, ...]
     gpus: str
     memory: str
     serves: bool
@@ -72,12 +54,27 @@ class ModelRow:
     @property
     def may_start(self) -> bool:
         """Whether a start makes sense now."""
-        return self.placed and self.state not in (READY, STARTING, UNHEALTHY) and not self.held
+        return not self.held and any(replica.may_start for replica in self.replicas)
 
     @property
     def may_stop(self) -> bool:
         """Whether there is anything to stop."""
-        return self.placed and (self.wanted_running or self.state in (READY, STARTING, UNHEALTHY, UNKNOWN))
+        return any(replica.may_stop for replica in self.replicas)
+
+    @property
+    def node_name(self) -> str:
+        """The name of the node that stands for all; empty when there is none."""
+        return self.nodes[0][1] if self.nodes else ""
+
+    @property
+    def in_replicas(self) -> bool:
+        """Whether its replicas are worth a list of their own."""
+        return self.spread or any(replica.several for replica in self.replicas)
+
+    @property
+    def spread(self) -> bool:
+        """Whether it stands on more than one node."""
+        return len(self.nodes) > 1
 
 
 def models() -> tuple[ModelRow, ...]:
@@ -110,15 +107,12 @@ _NODE_COLUMNS = (
 
 def row(model: ModelDefinition, nodes: dict[str, Node]) -> ModelRow:
     """The row of a model whose sources, placements and hold are prefetched."""
-    placement = queries.placement_of(model)
-    shown = queries.shown_state(placement)
-    node = nodes.get(placement.node_id_text) if placement else None
+    placements = queries.placements_of(model)
+    placement = placements[0] if placements else None
+    shown = queries.shown_model_state(model)
+    running = any(one.desired == RUNNING and one.routed for one in placements)
     source = next(iter(model.sources.all()), None)
     hold = getattr(model, "hold", None)
-    badge = _BADGES[shown.name]
-    if placement and shown.name == STOPPED and placement.desired == RUNNING:
-        badge = _AWAITED
-    view = placement.observed_view if placement else {}
     return ModelRow(
         id=model.pk,
         name=model.name,
@@ -127,28 +121,38 @@ def row(model: ModelDefinition, nodes: dict[str, Node]) -> ModelRow:
         weights="/".join(part for part in (source.folder, source.file) if part) if source else "none",
         tags=tuple(model.tags),
         state=shown.name,
-        badge=badge,
-        wanted=_WANTED[placement.desired] if placement else None,
+        badge=badges.of(shown.name, wanted_running=running),
+        wanted=badges.WANTED[RUNNING if running else STOPPED] if placement else None,
         reasons=shown.reasons,
         node_id=placement.node_id_text if placement else "",
-        node_name=node.name if node else (placement.node_id_text if placement else ""),
-        gpus=parts.plural(len(placement.gpu_uuids), "GPU") if placement and placement.gpu_uuids else "",
-        memory=parts.size(view.get("memoryBytes")),
+        nodes=tuple((one.node_id_text, _name_of(one.node_id_text, nodes)) for one in placements),
+        replicas=replicas.rows(model, nodes),
+        gpus=_gpus(placements),
+        memory=parts.size(_memory(placements)),
         serves=shown.serves,
-        restart_needed=_restart_needed(model, placement, node),
+        restart_needed=any(restart_needed(model, one, nodes.get(one.node_id_text)) for one in placements),
         held=hold.words if hold else "",
         auto_start=model.auto_start,
         observed_at=placement.observed_at if placement else None,
         placed=placement is not None,
-        wanted_running=placement is not None and placement.desired == RUNNING,
+        wanted_running=running,
     )
 
 
-def _restart_needed(model: ModelDefinition, placement: Placement | None, node: Node | None) -> bool:
-    if placement is None or node is None or placement.observed not in (READY, STARTING, UNHEALTHY):
-        return False
-    running = placement.observed_config_hash
-    return bool(running) and running != config_hash(model, placement, node)
+def _name_of(node_id: str, nodes: dict[str, Node]) -> str:
+    return nodes[node_id].name if node_id in nodes else node_id
+
+
+def _gpus(placements: Iterable[Placement]) -> str:
+    count = sum(len(placement.gpu_uuids) for placement in placements)
+    return parts.plural(count, "GPU") if count else ""
+
+
+def _memory(placements: Iterable[Placement]) -> int | None:
+    """What its engines hold together; None while none of them reports it."""
+    told = [placement.observed_view.get("memoryBytes") for placement in placements]
+    known = [value for value in told if value is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,10 @@ class ModelDetail:
 def detail(model: ModelDefinition) -> ModelDetail:
     """The view-model of a definition that came from `one`. One more query, for the node."""
     shown = row(model, _nodes([model]))
-    placement = queries.placement_of(model)
+    placements = queries.placements_of(model)
+    troubled = [one for one in placements if one.observed in (FAILED, UNHEALTHY)]
+    # What failed is shown with its last words; of several the first, all of them are in the list of replicas.
+    placement = next(iter(troubled or placements), None)
     view: dict[str, Any] = placement.observed_view if placement else {}
     progress = view.get("progress") or {}
     failed = shown.state in (FAILED, UNHEALTHY)
@@ -235,38 +242,27 @@ def node_cells() -> tuple[NodeCell, ...]:
     """The models of every node that is in use, in as many queries as the list of models and one more."""
     by_node: dict[str, list[ModelRow]] = {node_id: [] for node_id in Node.objects.values_list("pk", flat=True)}
     for model in models():
-        if model.node_id:
-            by_node.setdefault(model.node_id, []).append(model)
+        for node_id, _ in model.nodes:
+            by_node.setdefault(node_id, []).append(on_node(model, node_id))
     return tuple(NodeCell(node_id, tuple(rows)) for node_id, rows in by_node.items())
 
 
 def of_node(node_id: str) -> tuple[ModelRow, ...]:
     """The models that are placed on one node."""
-    return tuple(model for model in models() if model.node_id == node_id)
+    return tuple(on_node(model, node_id) for model in models() if node_id in dict(model.nodes))
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The last lines of an engine, or why they cannot be shown."""
-
-    lines: tuple[str, ...]
-    problem: str
-    truncated: bool
-
-
-def log(model: ModelDefinition) -> Log:
-    """Asks the agent for the end of the engine's log. Never raises for a node that is away."""
-    placement = queries.placement_of(model)
-    if placement is None or not placement.observed_view:
-        return Log((), "Nothing has run here yet. The log begins with the first start.", truncated=False)
-    try:
-        # A node that is known to be away is not waited for.
-        node_queries.require_serving(placement.node_id_text)
-        path = f"instances/{placement.pk}/log?tail={LOG_TAIL}"
-        found = client.call(placement.node_id_text, "GET", path, answer=LogSlice, timeout_seconds=4.0)
-    except MirbadError as error:
-        return Log((), error.detail, truncated=False)
-    return Log(tuple(redact(line) for line in found.lines), "", found.truncated)
+def on_node(model: ModelRow, node_id: str) -> ModelRow:
+    """`model` as it is on one of its nodes: a model that stands on one alone is as it is."""
+    if not model.spread:
+        return model
+    for replica in model.replicas:
+        for shard in replica.shards:
+            if shard.node_id == node_id:
+                reasons = (shard.reason,) if shard.reason else ()
+                serves = model.serves and replica.state == READY
+                return replace(model, badge=shard.badge, reasons=reasons, serves=serves)
+    return model
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from models_app.pages import artifacts, key_views, playground, usage, views
+from models_app.pages import artifacts, key_views, playground, replicas, usage, views
 
 app_name = "models"
 urlpatterns = [
@@ -15,6 +15,8 @@ urlpatterns = [
     path("models/<str:model_id>/edit", views.edit, name="edit"),
     path("models/<str:model_id>/delete", views.delete, name="delete"),
     path("models/<str:model_id>/log", views.log, name="log"),
+    path("models/<str:model_id>/replicas/add", replicas.add, name="replica-add"),
+    path("models/<str:model_id>/replicas/<uuid:replica>/remove", replicas.remove, name="replica-remove"),
     path("playground", playground.page, name="playground"),
     path("playground/stream", playground.stream, name="playground-stream"),
     path("folders", artifacts.folders_page, name="folders"),

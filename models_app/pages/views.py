@@ -15,7 +15,7 @@ from mirbad.web.access import require_role
 from mirbad.web.fragments import done, is_fragment, page_or_fragment, perform, private
 from models_app import registry
 from models_app.models import ModelDefinition
-from models_app.pages import contexts
+from models_app.pages import contexts, logs
 from models_app.pages.forms import ModelForm
 
 
@@ -58,7 +58,7 @@ def log(request: HttpRequest, model_id: str) -> HttpResponse:
     model = _model(model_id)
     if not is_fragment(request):
         return redirect(_page(model_id))
-    return private(render(request, "models/_log.html", {"log": contexts.log(model)}))
+    return private(render(request, "models/_log.html", {"log": logs.log(model, request.GET.get("node", ""))}))
 
 
 @require_GET
