@@ -3,6 +3,7 @@
 import logging
 import logging.handlers
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -22,8 +23,8 @@ class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
         return redact(super().format(record))
 
 
-class _RefusalsInOneLine(logging.Filter):
-    """A request that was refused is no fault of ours: where in the code it was refused is of no use to anybody."""
+class _WhatNeedsNoTraceback(logging.Filter):
+    """A request that was refused, and a broker that is away or too slow: where in the code it was met helps nobody."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -32,13 +33,28 @@ class _RefusalsInOneLine(logging.Filter):
         # Here, because the supervisor logs too and is to stay without Django.
         from django.core.exceptions import DisallowedHost, PermissionDenied, SuspiciousOperation
 
-        if isinstance(error, PermissionDenied | SuspiciousOperation):
-            record.exc_info = record.exc_text = None
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
         if isinstance(error, DisallowedHost):
-            record.msg = record.getMessage().replace("ALLOWED_HOSTS", "MIRBAD_HOSTS")
-            record.args = ()
+            _shorten(record, lambda text: text.replace("ALLOWED_HOSTS", "MIRBAD_HOSTS"))
+        elif isinstance(error, PermissionDenied | SuspiciousOperation):
+            _shorten(record, str)
+        elif type(error).__module__.partition(".")[0] in _BROKER:
+            why = " ".join(str(error).split()) or type(error).__name__
+            _shorten(record, lambda text: f"{text.rstrip()} (the broker: {why})")
         return True
+
+
+_BROKER = frozenset({"redis", "kombu"})
+
+
+def _shorten(record: logging.LogRecord, word: Callable[[str], str]) -> None:
+    record.exc_info = record.exc_text = None
+    record.levelno, record.levelname = logging.WARNING, "WARNING"
+    said: Any = record.msg
+    if isinstance(said, dict):  # of structlog, whose formatter reads all from here
+        rest = {name: value for name, value in said.items() if name != "exc_info"}
+        record.msg = {**rest, "event": word(str(said.get("event", ""))), "level": "warning"}
+    else:
+        record.msg, record.args = word(record.getMessage()), ()
 
 
 def _shared() -> list[Any]:
@@ -96,7 +112,7 @@ def configure(process: str, *, console: bool = True) -> None:
         )
         handlers.append(file)
     for handler in handlers:
-        handler.addFilter(_RefusalsInOneLine())
+        handler.addFilter(_WhatNeedsNoTraceback())
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(level)

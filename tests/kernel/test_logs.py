@@ -3,7 +3,10 @@
 import logging
 
 import pytest
+import redis
+import structlog
 from django.core.exceptions import DisallowedHost, PermissionDenied
+from kombu.exceptions import OperationalError
 
 from mirbad.kernel import logs
 from mirbad.kernel.conf import settings
@@ -49,3 +52,20 @@ def test_an_unknown_host_is_one_line_that_names_our_setting(lines):
     _log(DisallowedHost("You may need to add 'other' to ALLOWED_HOSTS."))
     assert "Traceback" not in lines()[-1]
     assert "add 'other' to MIRBAD_HOSTS" in lines()[-1]
+
+
+@pytest.mark.parametrize("error", [redis.exceptions.TimeoutError("Timeout reading from socket"), OperationalError()])
+def test_a_broker_that_is_slow_or_away_is_one_line(lines, error):
+    _log(error)
+    assert "Traceback" not in lines()[-1]
+    assert "the broker: " in lines()[-1]
+    assert '"level": "warning"' in lines()[-1]
+
+
+def test_a_structured_line_about_the_broker_keeps_its_words_and_has_no_traceback(lines):
+    try:
+        raise redis.exceptions.ConnectionError("refused")
+    except redis.exceptions.RedisError:
+        structlog.get_logger("mirbad.x").exception("no notices of changes", node="pc-1")
+    assert "Traceback" not in lines()[-1]
+    assert "no notices of changes" in lines()[-1]
