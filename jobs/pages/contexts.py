@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.db.models import QuerySet
 
+from agent.wire.errors import AgentCode
 from jobs import queries
 from jobs.models import Operation, OperationEvent
 from jobs.pages.rows import JOBS, OUTCOMES, OperationRow, row
@@ -181,7 +182,9 @@ def of_model(model_id: str) -> ModelOperations:
         return ModelOperations(model_id, None, None)
     if newest.finished_at is None:
         return ModelOperations(model_id, row(newest), None)
-    told = Placement.objects.filter(model_id=model_id, observed=model_states.FAILED).exists()
+    # A start that was refused for memory made no engine: what the model's state tells is of an earlier one.
+    refused = (newest.error or {}).get("code") == AgentCode.ADMISSION_REFUSED
+    told = not refused and Placement.objects.filter(model_id=model_id, observed=model_states.FAILED).exists()
     return ModelOperations(model_id, None, row(newest) if newest.outcome == FAILED and not told else None)
 
 

@@ -1,6 +1,7 @@
 """Views of operations, and the actions on models that are operations."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -101,8 +102,9 @@ def _on_model(request: HttpRequest, model_id: str, call: Callable[[str, Actor], 
 @require_POST
 @require_role(OPERATOR)
 def start(request: HttpRequest, model_id: str) -> HttpResponse:
-    """Start a model."""
-    return _on_model(request, model_id, requests.start, f"{model_id} is starting.")
+    """Start a model; with ``force`` although the node refused it for want of memory."""
+    force = request.POST.get("force") == "on"
+    return _on_model(request, model_id, partial(requests.start, force=force), f"{model_id} is starting.")
 
 
 @require_POST

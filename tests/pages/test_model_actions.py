@@ -58,14 +58,16 @@ def test_a_model_is_defined_by_the_form(master, operator):
 
 
 def _node_choices(page: bytes) -> list[str]:
-    select = re.search(r'<select id="id_node".*?</select>', page.decode(), re.DOTALL).group(0)
-    return re.findall(r">([^<>]+)</option>", select)
+    found = re.search(r'<select id="id_node".*?</select>', page.decode(), re.DOTALL)
+    return re.findall(r">([^<>]+)</option>", found.group(0)) if found else []
 
 
 def test_the_form_offers_no_node_only_where_a_model_may_be_without_one(operator):
     assert _node_choices(operator.client.get("/models/-/new").content) == ["No node yet"]
     seed.node("one", "one")
-    assert _node_choices(operator.client.get("/models/-/new").content) == ["one"]
+    page = operator.client.get("/models/-/new").content
+    assert _node_choices(page) == [], "the only node is not chosen, it is shown"
+    assert b'<input type="hidden" id="id_node" name="node" value="one">' in page
     seed.node("two", "two")
     assert _node_choices(operator.client.get("/models/-/new").content) == ["Choose a node", "one", "two"]
 
@@ -137,6 +139,24 @@ def test_a_start_on_a_node_that_is_away_says_so(master, operator):
     assert answer.status_code == 503
     assert "offline" in answer.content.decode()
     assert AuditLine.objects.filter(action="model.start", model_id_text="gemma-3-27b", result="failed").count() == 1
+
+
+def test_a_start_that_was_refused_for_memory_is_offered_anyway_with_its_numbers(master, operator, viewer):
+    Operation.objects.filter(model_id_text="phi-4").delete()
+    refused = "Not enough memory: … 3.0 GiB can be used on node atlas (GPU 1)."
+    error = {"code": "admission_refused", "detail": refused}
+    seed.operation("phi-4", stage="starting", outcome="failed", error=error)
+    part = operator.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
+    assert f'hx-confirm="{refused} Without that memory' in part
+    assert "Start anyway" not in viewer.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
+    assert operator.client.post("/models/phi-4/start", {"force": "on"}, headers=HX).status_code == 204
+    assert Operation.objects.get(model_id_text="phi-4", finished_at=None).input["force"] is True
+
+
+def test_other_failures_offer_no_start_anyway(master, operator):
+    Operation.objects.filter(model_id_text="phi-4").delete()
+    seed.operation("phi-4", outcome="failed", error={"code": "gpu_missing", "detail": "Gone."})
+    assert "Start anyway" not in operator.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
 
 
 def test_cancelling_is_seen(master, operator):
