@@ -10,7 +10,7 @@ from django import forms
 
 from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
-from models_app import keys
+from models_app import keys, queries
 from models_app.artifacts.choose import folder_for
 from models_app.models import ModelDefinition
 from models_app.models.definition import DELIVERIES, RUNTIMES
@@ -254,7 +254,7 @@ def _gib(value: int | None) -> str | None:
 
 def _initial(model: ModelDefinition) -> dict[str, Any]:
     source = next(iter(model.sources.all()), None)
-    placement = next(iter(model.placements.all()), None)
+    placement = queries.primary(model)
     return {name: getattr(model, name) for name in _SAME} | {
         "node": placement.node_id_text if placement else "",
         "gpu_uuids": list(placement.gpu_uuids) if placement else [],

@@ -20,6 +20,7 @@ from mirbad.up.programs import Layout
 from mirbad.up.progress import Progress
 from models_app import registry
 from models_app.models import ModelDefinition, Placement
+from models_app.queries import grouped
 from models_app.registry.inputs import ModelInput, PlacementInput, SourceInput
 from models_app.states import FAILED, READY, RUNNING, STOPPED
 
@@ -42,11 +43,11 @@ class StarterModel:
     def ensure(self) -> bool:
         """Define, place and start the model, once in the life of the data folder. False when it shall not run."""
         marker = self._layout.settings.data / "run" / f"starter-{self._id}"
-        placement = Placement.objects.filter(model_id=self._id).first()
+        placement = self._placement()
         if not marker.exists():
             if placement is None:
                 self._define()
-                placement = Placement.objects.get(model_id=self._id)
+                placement = self._placed()
             # what an operator does with it from here on is theirs: deleted or stopped, it stays so
             requests.start(self._id, CONFIG)
             write_private(marker, "made\n")
@@ -65,9 +66,19 @@ class StarterModel:
         waiting.until(
             self._progress, self._why_not_ready, seconds=_READY_SECONDS, failure=f"Model {self._id} is not ready"
         )
-        view = Placement.objects.get(model_id=self._id).observed_view
+        view = self._placed().observed_view
         adopted = _moment(view.get("startedAt")) < self._progress.started
         self._progress.done(f"Model {self._id} {'still runs and was adopted' if adopted else 'is ready'}")
+
+    def _placement(self) -> Placement | None:
+        """Where it stands; of several replicas the first."""
+        replicas = grouped(Placement.objects.filter(model_id=self._id))
+        return replicas[0].head if replicas else None
+
+    def _placed(self) -> Placement:
+        if (placement := self._placement()) is None:
+            raise CannotStart(f"Model {self._id} was taken off its node meanwhile. Run make up again.")
+        return placement
 
     def first_words(self, key: str) -> str:
         """A short real answer through ``/v1``; the moment of its first token is shown. Raises CannotStart."""
@@ -130,7 +141,7 @@ class StarterModel:
         return link
 
     def _why_not_ready(self) -> str:
-        placement = Placement.objects.select_related("model").get(model_id=self._id)
+        placement = self._placed()
         fresh = placement.observed_at is not None and placement.observed_at.timestamp() >= self._progress.started
         if placement.observed == READY and fresh:
             return ""
