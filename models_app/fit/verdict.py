@@ -113,7 +113,9 @@ def _line(room: Room, need: int | None, estimate: Estimate, *, claims: bool) -> 
     if wanted is None:
         return Line(room, None, State.UNKNOWN)
     if wanted > usable:
-        text = f"{room.label}: the model needs about {_gib(wanted)} and {_gib(usable)} can be used now."
+        text = f"{room.label}: the model needs about {_gib(need or wanted)} and {_gib(usable)} can be used now."
+        if need is not None and wanted > need:
+            text += f" The engine would take {estimate.claim:.0%} of it, {_gib(wanted)}."
         return Line(room, wanted, State.DOES_NOT_FIT, text)
     if claimed is None and room.total and usable - wanted < room.total * _TIGHT:
         text = f"{room.label}: {_gib(usable - wanted)} would be left of {_gib(usable)}."

@@ -146,10 +146,15 @@ class ModelForm(forms.Form):
         value = self[name].value()
         return "" if value is None else str(value)
 
-    def place_errors(self) -> list[tuple[str, list[str]]]:
-        """Errors of the fields that depend on the node; they are drawn apart."""
-        names = ("node", "folder", "file", "gpu_uuids")
-        return [(name, [str(error) for error in self[name].errors]) for name in names if self[name].errors]
+    def place_errors(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Errors of the fields that depend on the node, each with its code; they are drawn apart."""
+        found = []
+        for name in ("node", "folder", "file", "gpu_uuids"):
+            errors = self.errors.get(name)
+            if errors:
+                told = [(str(item.message), item.code or "") for item in errors.as_data()]
+                found.append((name, told))
+        return found
 
     def read(self) -> ModelInput | None:
         """The input, or None after the form's errors were set."""
@@ -161,22 +166,35 @@ class ModelForm(forms.Form):
             self.refuse(error)
             return None
 
+    def preview(self) -> ModelInput:
+        """What decides where it fits, as far as it was typed. Raises InvalidRequest with what is missing."""
+        self.is_valid()
+        data = self.cleaned_data
+        source = _source(data)
+        return parse(
+            {
+                "id": self.model.pk if self.model is not None else "new",
+                "runtime": data.get("runtime", ""),
+                "delivery": data.get("delivery", ""),
+                "args": _listed(data.get("args", "")),
+                "context_length": data.get("context_length"),
+                "gpu_memory_budget_bytes": _bytes(data.get("gpu_budget_gib")),
+                "host_memory_budget_bytes": _bytes(data.get("host_budget_gib")),
+                "sources": [source] if source else [],
+            }
+        )
+
     def refuse(self, error: InvalidRequest) -> None:
         """Put each problem of `error` beside the field that it is about."""
         for problem in error.problems or [{"message": error.detail}]:
             field = _field_of(problem)
             # Beside its field a message need not begin with the field's path.
-            self.add_error(
-                field, problem["message"].removeprefix(f"{problem.get('field')}: ") if field else problem["message"]
-            )
+            text = problem["message"].removeprefix(f"{problem.get('field')}: ") if field else problem["message"]
+            self.add_error(field, forms.ValidationError(text, code=problem.get("code")))
 
     def _document(self) -> dict[str, Any]:
         data = self.cleaned_data
-        repository = data["repository"].strip()
-        folder = data["folder"].strip() or (folder_for(repository) if repository else "")
-        source = {"folder": folder, "file": data["file"].strip()}
-        if repository:
-            source |= {"kind": "huggingface", "repository": repository, "revision": data["revision"].strip()}
+        source = _source(data)
         document: dict[str, Any] = {name: data[name] for name in _SAME}
         document |= {
             "served_names": _listed(data["served_names"]),
@@ -186,7 +204,7 @@ class ModelForm(forms.Form):
             "gpu_memory_budget_bytes": _bytes(data["gpu_budget_gib"]),
             "host_memory_budget_bytes": _bytes(data["host_budget_gib"]),
             "tags": [tag.strip() for tag in data["tags"].split(",") if tag.strip()],
-            "sources": [source] if folder else [],
+            "sources": [source] if source else [],
         }
         if self.model is not None and self.model.sources.count() > 1 and "folder" not in self.changed_data:
             kept = self.model.sources.order_by("position").values("kind", "folder", "file", "repository", "revision")
@@ -238,6 +256,18 @@ def _field_of(problem: Mapping[str, str]) -> str | None:
     head = path.split(".")[0]
     name = _RENAMED.get(head, head) or _BY_CODE.get(problem.get("code", ""), "")
     return name if name in ModelForm.base_fields else None
+
+
+def _source(data: Mapping[str, Any]) -> dict[str, str] | None:
+    """Where the weights are, None when neither folder nor repository was named."""
+    repository = (data.get("repository") or "").strip()
+    folder = (data.get("folder") or "").strip() or (folder_for(repository) if repository else "")
+    if not folder:
+        return None
+    source = {"folder": folder, "file": (data.get("file") or "").strip()}
+    if repository:
+        source |= {"kind": "huggingface", "repository": repository, "revision": (data.get("revision") or "").strip()}
+    return source
 
 
 def _listed(text: str) -> list[str]:

@@ -2,13 +2,14 @@
 
 from django.urls import path
 
-from models_app.pages import artifacts, key_views, playground, replicas, usage, views
+from models_app.pages import artifacts, key_views, placing, playground, replicas, usage, views
 
 app_name = "models"
 urlpatterns = [
     path("models", views.index, name="list"),
     path("models/-/new", views.new, name="new"),
     path("models/-/node-fields", views.node_fields, name="node-fields"),
+    path("models/-/fit", placing.fit, name="fit"),
     path("models/-/node-cells", views.node_cells, name="node-cells"),
     path("models/-/of-node/<str:node_id>", views.of_node, name="of-node"),
     path("models/<str:model_id>", views.detail, name="detail"),

@@ -15,7 +15,7 @@ from mirbad.web.access import require_role
 from mirbad.web.fragments import done, is_fragment, page_or_fragment, perform, private
 from models_app import registry
 from models_app.models import ModelDefinition
-from models_app.pages import contexts, logs
+from models_app.pages import contexts, logs, places, placing
 from models_app.pages.forms import ModelForm
 
 
@@ -116,21 +116,22 @@ def edit(request: HttpRequest, model_id: str) -> HttpResponse:
 
 
 def _form(request: HttpRequest, form: ModelForm, model: ModelDefinition | None) -> HttpResponse:
-    context: dict[str, Any] = {"form": form, "editing": model, "choice": contexts.node_choice(form.value_of("node"))}
-    context |= _chosen(form.value_of("folder"), form.value_of("file"), form["gpu_uuids"].value() or [])
+    node_id, seat = form.value_of("node"), placing.seat_of(model)
+    context: dict[str, Any] = {"form": form, "editing": model, "choice": contexts.node_choice(node_id)}
+    context |= {"folder": form.value_of("folder"), "file": form.value_of("file"), "standing": seat.standing}
+    context["places"] = places.bare(node_id, form["gpu_uuids"].value() or [], seat)
     return page_or_fragment(request, "models/form.html", "models/_form.html", context)
-
-
-def _chosen(folder: str, file: str, gpus: Any) -> dict[str, Any]:
-    return {"folder": folder, "file": file, "chosen_gpus": list(gpus)}
 
 
 @require_GET
 @require_role(OPERATOR)
 def node_fields(request: HttpRequest) -> HttpResponse:
     """The part of the form that depends on the node: its folders, files, GPUs and engines."""
-    context: dict[str, Any] = {"choice": contexts.node_choice(request.GET.get("node", ""))}
-    context |= _chosen(request.GET.get("folder", ""), request.GET.get("file", ""), request.GET.getlist("gpu_uuids"))
+    node_id = request.GET.get("node", "")
+    context: dict[str, Any] = {"choice": contexts.node_choice(node_id)}
+    context |= {name: request.GET.get(name, "") for name in ("folder", "file")}
+    seat = places.Seat(request.GET.get("standing", ""))
+    context["places"] = places.bare(node_id, request.GET.getlist("gpu_uuids"), seat)
     return private(render(request, "models/_node_fields.html", context))
 
 

@@ -21,7 +21,7 @@ def prepare(kind: str) -> None:
     from django.core.management import call_command
 
     from mirbad.accounts.roles import ensure_groups
-    from tests.pages import seed
+    from tests.pages import octo, seed
 
     call_command("migrate", verbosity=0)
     groups = ensure_groups()
@@ -32,6 +32,13 @@ def prepare(kind: str) -> None:
         seed.fleet()
     if kind == "fenced":
         _fence()
+    if kind == "cards":
+        from tests.pages import cards
+
+        seed.fleet()
+        cards.octo()
+    if kind == "octo":
+        octo.fleet()
 
 
 def _fence() -> None:
@@ -77,7 +84,7 @@ def _nodes_are_seen() -> None:
     from nodes.models import Node
 
     while True:
-        Node.objects.filter(reachability="online").update(last_seen_at=clock.now())
+        Node.objects.filter(reachability="online").update(last_seen_at=clock.now(), status_at=clock.now())
         hints.changed("nodes", "atlas")
         time.sleep(4)
 
@@ -134,7 +141,7 @@ VERBS = {"moves": moves, "launch-moves-on": launch_moves_on, "launch-ends": laun
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         prepare(sys.argv[3])
-        if sys.argv[3] in ("fleet", "fenced"):
+        if sys.argv[3] in ("fleet", "fenced", "octo"):
             signs_of_life()
         serve(int(sys.argv[2]))
     else:

@@ -118,9 +118,9 @@ def node(node_id: str, name: str, *, gpus: int = 0, seen_seconds: float = 2, **c
     for index, card in enumerate(cards):
         status = GpuStatus(
             uuid=card.uuid,
-            used_bytes=int((0.21, 0.66, 0.89, 0.97)[index] * 48 * GIB),
+            used_bytes=int((0.21, 0.66, 0.89, 0.97)[index % 4] * 48 * GIB),
             total_bytes=48 * GIB,
-            utilization_percent=(31.0, 74.0, 98.0, 0.0)[index],
+            utilization_percent=(31.0, 74.0, 98.0, 0.0)[index % 4],
             temperature_celsius=61.0,
             power_watts=None if index == 2 else 182.0,
         )
