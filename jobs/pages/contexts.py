@@ -171,21 +171,21 @@ class ModelOperations:
     """What happens to a model now, or the failure that ended the last thing."""
 
     model_id: str
-    open: OperationRow | None
+    open: tuple[OperationRow, ...]
     failed: OperationRow | None
 
 
 def of_model(model_id: str) -> ModelOperations:
     """Two queries. `failed` is None when the model's own state tells the same failure."""
+    if happening := _rows(queries.unfinished().filter(model_id_text=model_id).order_by("id")[:PAGE_SIZE]):
+        return ModelOperations(model_id, happening, None)
     newest = Operation.objects.filter(model_id_text=model_id).order_by("-id").first()
     if newest is None:
-        return ModelOperations(model_id, None, None)
-    if newest.finished_at is None:
-        return ModelOperations(model_id, row(newest), None)
+        return ModelOperations(model_id, (), None)
     # A start that was refused for memory made no engine: what the model's state tells is of an earlier one.
     refused = (newest.error or {}).get("code") == AgentCode.ADMISSION_REFUSED
     told = not refused and Placement.objects.filter(model_id=model_id, observed=model_states.FAILED).exists()
-    return ModelOperations(model_id, None, row(newest) if newest.outcome == FAILED and not told else None)
+    return ModelOperations(model_id, (), row(newest) if newest.outcome == FAILED and not told else None)
 
 
 def of_node(node_id: str) -> tuple[OperationRow, ...]:
