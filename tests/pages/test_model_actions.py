@@ -9,6 +9,7 @@ from jobs.models import Operation
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
 from models_app.models import ApiKey, ModelDefinition
+from nodes.models import Node
 from tests.pages import seed
 
 pytestmark = pytest.mark.app
