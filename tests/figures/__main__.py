@@ -20,6 +20,7 @@ from tests.figures import (
     trust_fleet,
     trust_fuzz,
     trust_life,
+    trust_pictures,
     trust_swaps,
 )
 from tests.figures.figure import Figure
@@ -39,6 +40,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "trust-swaps": trust_swaps.measure,
     "trust-fuzz": trust_fuzz.measure,
     "trust-fleet": trust_fleet.measure,
+    "trust-pictures": trust_pictures.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
 _PLACEMENT = tuple(name for name in SCRIPTS if name.startswith("placement-"))
