@@ -12,6 +12,7 @@ from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.roles import VIEWER
 from mirbad.tasking import heartbeat
 from models_app.gateway.metrics import render
+from nodes import metrics as of_nodes
 
 DATA_FOLDER = "the data folder"
 
@@ -61,5 +62,5 @@ class Metrics(APIView):
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
-        """The text exposition of this process."""
-        return HttpResponse(render(), content_type="text/plain; version=0.0.4; charset=utf-8")
+        """The text exposition of this process, and of the nodes."""
+        return HttpResponse(render() + of_nodes.render(), content_type="text/plain; version=0.0.4; charset=utf-8")
