@@ -109,8 +109,11 @@ def _check_replica(model: ModelDefinition, placements: Seats) -> None:
         _check(model, node_id, gpu_uuids, standing=False)
     if len(placements) > 1:
         nodes = Node.objects.in_bulk([node_id for node_id, _ in placements])
-        facts = [facts_of(nodes[node_id]) for node_id, _ in placements]
-        _refuse(shared.problems(model.runtime, facts, [len(gpu_uuids) for _, gpu_uuids in placements]))
+        seats = [
+            shared.Seat(facts_of(nodes[node_id]), nodes[node_id].address, len(gpu_uuids))
+            for node_id, gpu_uuids in placements
+        ]
+        _refuse(shared.problems(model.runtime, seats))
 
 
 def remove_replica(model_id: str, replica: UUID, actor: Actor) -> None:

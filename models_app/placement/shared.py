@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
 
 from agent.wire.capability import Capabilities, Feature, Runtime
 from models_app.placement.feasible import NodeFacts, Problem
@@ -27,8 +29,18 @@ def shared_fabrics(each: Sequence[Capabilities | None]) -> tuple[str, ...]:
     return tuple(sorted(common))
 
 
-def problems(runtime: str, facts: Sequence[NodeFacts], gpu_counts: Sequence[int]) -> tuple[Problem, ...]:
-    """What keeps the nodes in `facts` (existing ones, two or more) from holding one replica together."""
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One shard's place: what is known of the node, where it is dialled, how many GPUs are chosen."""
+
+    facts: NodeFacts
+    address: str
+    gpus: int
+
+
+def problems(runtime: str, seats: Sequence[Seat]) -> tuple[Problem, ...]:
+    """What keeps existing nodes, two or more, from holding one replica together."""
+    facts = [seat.facts for seat in seats]
     if len(facts) > MOST_SHARDS:
         return (Problem("too_many_shards", f"A replica has at most {MOST_SHARDS} shards.", _FIELD),)
     if runtime not in MULTI_NODE_RUNTIMES:
@@ -42,13 +54,32 @@ def problems(runtime: str, facts: Sequence[NodeFacts], gpu_counts: Sequence[int]
         for one in facts
         if one.capabilities is not None and Feature.REPLICAS_SHARDS not in one.capabilities.features
     ]
-    if len(set(gpu_counts)) > 1:
-        counts = ", ".join(f"{one.node_id}: {count}" for one, count in zip(facts, gpu_counts, strict=True))
+    if len({seat.gpus for seat in seats}) > 1:
+        counts = ", ".join(f"{seat.facts.node_id}: {seat.gpus}" for seat in seats)
         text = f"Every shard of a replica needs the same number of GPUs ({counts})."
         found.append(Problem("gpu_capacity_mismatch", text, _FIELD))
     if not found and not shared_fabrics([one.capabilities for one in facts]):
         found.append(Problem("no_shared_fabric", _no_fabric(facts), _FIELD))
+    if not found and (alone := _unreachable(seats)):
+        text = (
+            f"Node {alone.facts.node_id!r} is dialled at {alone.address}, where no other machine can reach it; give it "
+            "an address of the network in its settings."
+        )
+        found.append(Problem("address_local", text, _FIELD))
     return tuple(found)
+
+
+def _unreachable(seats: Sequence[Seat]) -> Seat | None:
+    """A node that only this machine can reach, unless all of them are on this machine."""
+    local = [seat for seat in seats if _is_loopback(seat.address)]
+    return local[0] if local and len(local) < len(seats) else None
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _no_fabric(facts: Sequence[NodeFacts]) -> str:

@@ -295,6 +295,7 @@ def detail(node: Node) -> NodeDetail:
             ("Agent", shown.agent_version),
             ("Protocol", str(node.protocol) if node.protocol else NOT_REPORTED),
             ("Machine uid", str(node.uid)),
+            ("Fabrics", _fabrics(capabilities)),
         ),
         runtimes=tuple(_runtime(item) for item in capabilities.runtimes) if capabilities else (),
         folders=capabilities.folders if capabilities else None,
@@ -309,6 +310,18 @@ def detail(node: Node) -> NodeDetail:
         renewal_at=next((renewal.renewal_at(pin) for pin in node.pins.all() if pin.slot == NodePin.CURRENT), None),
         fencing=held,
     )
+
+
+def _fabrics(capabilities: Capabilities | None) -> str:
+    if capabilities is None:
+        return NOT_REPORTED
+    told = [
+        f"{fabric.name} ({', '.join(fabric.adapters)})"
+        if fabric.problem is None
+        else f"{fabric.name}: {fabric.problem}"
+        for fabric in capabilities.fabrics
+    ]
+    return "; ".join(told) or "none stated: replicas on this node alone"
 
 
 def _runtime(item: RuntimeCapability) -> RuntimeLine:
