@@ -39,6 +39,7 @@ from models_app import intents
 from models_app.models import Placement, RunningIntent
 from models_app.placement import apply
 from models_app.placement import handover as placing
+from models_app.states import RUNNING
 
 STOPPED_BY_US = "stopped"
 """In an operation's state: the move may have stopped an engine that is to run."""
@@ -55,11 +56,11 @@ def stopping_source(step: Step) -> Outcome:
     source = placement_at(plan.source)
     if source is None:
         return Go(SOURCE_STOPPED, f"It stands on node {plan.source_node} no more.")
+    if away := why_away(plan.source_node):
+        return pause(f"{away} The move goes on once the node is back.")
     if plan.running and not step.state.get(STOPPED_BY_US):
         # Written down before the engine is asked to end, so that undoing knows of it.
         return poll(f"Stopping it on node {plan.source_node}.", {STOPPED_BY_US: True})
-    if away := why_away(plan.source_node):
-        return pause(f"{away} The move goes on once the node is back.")
     want_stopped(step, source)
     about = at_source(step, plan)
     view = stopped_or_view(about)
@@ -161,6 +162,8 @@ def undoing(step: Step) -> Outcome:
             return ending(step, f"{where} It was not stopped.")
         if not starting.late(step, settings().moves_stop_timeout):
             return poll("Waiting for the engine that ends.")
+        with transaction.atomic():
+            intents.ask([source], RunningIntent.ASKED)
         return ending(step, f"{where} It is started again once its engine has ended.")
     try:
         return target.order(about, source, draining=True)
@@ -179,6 +182,10 @@ def _not_restarted(step: Step, source: Placement, failure: StepFailed) -> Outcom
 
 def gave_up(step: Step, failure: StepFailed) -> Outcome:
     """The source was away for too long to be told: it is wanted there, and started once it is back."""
+    source = placement_at(plan_of(step).source)
+    if source is not None and source.desired == RUNNING:
+        with transaction.atomic():
+            intents.ask([source], RunningIntent.ASKED)
     return ending(step, f"{failure.detail} The model is started there once the node is back.")
 
 
