@@ -38,6 +38,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/login/", from_admin),
     path("admin/", admin.site.urls),
     path("", home.overview, name="home"),
+    path("", include("mirbad.accounts.pages.urls")),
     path("", include("audit.pages.urls")),
     path("", include("nodes.pages.urls")),
     path("", include("models_app.pages.urls")),

@@ -19,6 +19,12 @@ _OWN_PLACE = {
     "models:catalog": "jobs:downloads",
     "jobs:downloads": "jobs:downloads",
     "jobs:download-new": "jobs:downloads",
+    "jobs:ca": "nodes",
+    "jobs:ca-replace": "nodes",
+    "jobs:node-revoke": "nodes",
+    "jobs:node-drain": "nodes",
+    "jobs:takeover": "nodes",
+    "jobs:takeover-continue": "nodes",
 }
 
 

@@ -37,6 +37,9 @@ PAGES = {
     "folders": "/folders?node=atlas",
     "catalog": "/catalog?node=atlas",
     "audit": "/audit",
+    "ca": "/pki/ca",
+    "tokens": "/tokens",
+    "token-new": "/tokens/new",
 }
 SHOTS = Path(os.environ.get("MIRBAD_TEST_SHOTS") or tempfile.mkdtemp(prefix="mirbad-shots-"))
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
