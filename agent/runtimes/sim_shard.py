@@ -104,14 +104,16 @@ class Meeting:
         assert task is not None  # noqa: S101 - asyncio runs this in a task
         self._calls.add(task)
         try:
-            await self._keep(reader, writer)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await self._keep(reader, writer)
         finally:
             self._calls.discard(task)
             writer.close()
 
     async def _keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One shard, from its first line to its last."""
-        hello = await _line(reader)
+        async with asyncio.timeout(SILENCE_SECONDS):
+            hello = await _line(reader)
         rank = hello.get("rank") if hello else None
         if hello is None or {name: hello.get(name) for name in self._hello} != self._hello:
             await _send(writer, {"refused": "this is another meeting"})

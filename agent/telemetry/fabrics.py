@@ -38,7 +38,9 @@ def capabilities(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tup
     found = []
     for fabric in fabrics:
         try:
-            (known,) = (one for one in resolve(fabrics, sysfs) if one.name == fabric.name)
+            # One that lists its adapters needs no other to be understood.
+            together = (fabric,) if fabric.adapters else fabrics
+            (known,) = (one for one in resolve(together, sysfs) if one.name == fabric.name)
             problem = _down(known, sysfs)
         except BadFabric as error:
             known, problem = fabric, str(error)
