@@ -177,7 +177,7 @@ async def test_two_shards_serve_when_both_are_there_and_a_lost_one_is_noticed(no
 async def test_a_headless_shard_counts_as_ready_once_it_has_lived(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated engine stands for one that listens to nobody."""
     monkeypatch.setattr(type(RUNTIMES[Runtime.SIM]), "answers", lambda self, spec: False)
-    node.instances._yard.pace.silent = 0.3
+    node.instances._yard.pace = replace(node.instances._yard.pace, silent=0.3)
     await node.instances.launch("quiet", "op:1", spec(args=("--never-ready",)))
     view = await node.until("quiet", InstanceState.READY)
     assert view.start_seconds is not None
