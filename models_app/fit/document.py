@@ -9,7 +9,8 @@ from typing import Any
 # Where the part lies that generates text, in a model that sees or hears too. Never a vision or audio part.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config", "decoder")
 _OUTER_PARTS = ("thinker_config", "model_config")
-_LARGEST = 2**53
+LARGEST = 2**53
+"""What a whole number of a model stays under."""
 
 
 class BadConfig(Exception):
@@ -44,7 +45,7 @@ class Document:
             value, source = self.find(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if math.isfinite(value) and value == int(value) and 0 <= value < _LARGEST:
+            if 0 <= value < LARGEST and value == int(value):
                 return int(value), source
         return None, ""
 

@@ -1,7 +1,7 @@
 """The shape of a model from its ``config.json``: layers, heads, context, and what is kept of each token."""
 
 from models_app.fit import layers
-from models_app.fit.document import BadConfig, Document, parse
+from models_app.fit.document import LARGEST, BadConfig, Document, parse
 from models_app.fit.shape import CacheGroup, Input, ModelShape
 
 # Fields that a configuration leaves out when they have the value of their class.
@@ -109,7 +109,7 @@ def _context(document: Document, kind: str, inputs: list[Input]) -> int | None:
         inputs.append(Input("Longest context", f"{stated} tokens", source))
         return stated
     original = scaling.get("original_max_position_embeddings")
-    begin = original if how == "yarn" and isinstance(original, int) and original > 0 else stated
+    begin = original if how == "yarn" and isinstance(original, int) and 0 < original < LARGEST else stated
     total = int(begin * factor) if 0 < factor < 1e6 else stated
     inputs.append(Input("Longest context", f"{total} tokens", f"{source}, stretched by {how} {factor:g} from {begin}"))
     return total

@@ -130,7 +130,8 @@ def _named_kinds(document: Document, count: int) -> tuple[Counter[str] | None, s
         return Counter(full=count // interval, state=count - count // interval), "config.json: full_attention_interval"
     indices = document.listed("attn_layer_indices")
     if indices is not None:
-        return Counter(full=len(indices), state=count - len(indices)), "config.json: attn_layer_indices"
+        full = min(len(indices), count)
+        return Counter(full=full, state=count - full), "config.json: attn_layer_indices"
     if document.number("state_size", "mamba_d_state") and document.number(*HEADS) is None:
         return Counter(state=count), "config.json: no attention heads, a state in each layer"
     return None, ""
