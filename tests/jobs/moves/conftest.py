@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from jobs import requests, worker
 from jobs.models import Operation
+from mirbad.kernel.conf import settings
 from models_app.models import Placement
 from nodes.models import Node
 from tests.jobs.agents import FakeAgent
@@ -40,6 +42,13 @@ class Fleet:
         """It is back."""
         self.agents[node_id].offline = False
         Node.objects.filter(pk=node_id).update(reachability="online")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that follow each other faster."""
+    fast = settings().model_copy(update={"moves_poll_interval": timedelta(seconds=0.15)})
+    monkeypatch.setattr("jobs.kinds.move.plan.settings", lambda: fast)
 
 
 @pytest.fixture
