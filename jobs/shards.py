@@ -10,7 +10,7 @@ from jobs.base import Step
 from jobs.errors import StepFailed
 from jobs.models import Operation
 from jobs.queries import unfinished
-from jobs.states import CANCELLED, FAILED
+from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel.ids import new_operation_id
 from models_app.models import Placement
 from models_app.placement import reconcile, shared
@@ -84,12 +84,17 @@ def trouble(step: Step) -> Trouble | None:
     return Trouble("Another shard did not start: stopping this one.", why)
 
 
-def head_is_open(step: Step) -> bool:
-    """Whether this is a shard other than rank 0, and rank 0 is still on its way."""
+UP = "up"
+"""In the state of a shard's launch: its own part was seen ready."""
+
+
+def are_missing(step: Step) -> int:
+    """How many shards of the same start were not seen ready yet, this one left out; 0 for one that starts alone."""
     together = of(step.input)
-    if together is None or together.meeting == step.operation_id:
-        return False
-    return unfinished().filter(pk=together.meeting).exists()
+    if together is None:
+        return 0
+    others = Operation.objects.filter(pk__in=together.operations).exclude(pk=step.operation_id)
+    return sum(not (other.outcome == SUCCEEDED or other.state.get(UP)) for other in others)
 
 
 def rendezvous(step: Step, placement: Placement) -> Rendezvous | None:

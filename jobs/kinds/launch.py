@@ -164,15 +164,16 @@ def _waiting(step: Step) -> Outcome:
             return Go(CHECKING, "The machine was restarted meanwhile: starting again.", {"restarted": True, **turns})
         raise starting.died(view)
     if view.state == InstanceState.READY:
-        if shards.head_is_open(step):
-            return Wait(_LOOK_SECONDS, {"text": "Its part is up; waiting for the whole replica."})
+        if missing := shards.are_missing(step):
+            text = f"Its part is up; waiting for {missing} more of the replica."
+            return Wait(_LOOK_SECONDS, {"text": text}, {shards.UP: True})
         instances.refresh(step)
         took = f" after {view.start_seconds:.1f} s" if view.start_seconds is not None else ""
         return Done(f"Ready{took}.", {"startSeconds": view.start_seconds})
     if starting.late(step, allowed):
         why = {"code": "start_timeout", "detail": f"The engine was not ready within {allowed.total_seconds():.0f} s."}
         return Go(CANCELLING, "It takes too long: stopping the engine.", {"why": why})
-    return Wait(_LOOK_SECONDS, starting.progress(view))
+    return Wait(_LOOK_SECONDS, starting.progress(view), {shards.UP: False} if shards.of(step.input) else {})
 
 
 def _cancelling(step: Step) -> Outcome:
