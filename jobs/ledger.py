@@ -113,6 +113,9 @@ def write(step: Step, outcome: Outcome, kind: Kind) -> float | None:
             _tell(step.operation_id, outcome.stage, outcome.text or outcome.stage, now)
             events.changed(step.operation_id)
             return 0.0
+        if isinstance(outcome, Done) and _was_asked_meanwhile(step):
+            # Whoever asked was told that it is obeyed: the stage is done again, and decides with that knowledge.
+            outcome = Wait(0.0)
         if isinstance(outcome, Wait):
             return _write_wait(step, outcome, now)
         _write_end(step, outcome, kind, now)
@@ -237,6 +240,14 @@ def due_ids(limit: int = 500, *, kinds: Collection[str] | None = None) -> list[s
     if kinds is not None:
         rows = rows.filter(kind__in=kinds)
     return list(rows.order_by("next_run_at").values_list("pk", flat=True)[:limit])
+
+
+def _was_asked_meanwhile(step: Step) -> bool:
+    """Whether someone asked the operation to end while the step was done; the row stays locked to the end of this."""
+    if step.cancel_requested:
+        return False
+    row = unfinished().select_for_update().filter(pk=step.operation_id, fence=step.fence)
+    return row.values_list("cancel_requested_at", flat=True).first() is not None
 
 
 def _write_wait(step: Step, outcome: Wait, now: datetime) -> float:

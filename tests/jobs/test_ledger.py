@@ -109,6 +109,38 @@ def test_the_pause_between_tries_lies_in_the_row_and_grows(pass_time) -> None:
 
 
 @pytest.mark.django_db
+def test_a_wish_to_end_that_comes_during_the_last_step_is_not_passed_over() -> None:
+    row = operation()
+    step = claimed(row.pk)
+    with transaction.atomic():
+        ledger.ask_to_cancel(row)
+    assert ledger.write(step, Done("Ready."), LAUNCH) == 0.0
+    row.refresh_from_db()
+    assert (row.outcome, row.stage) == ("open", "checking"), "the stage is done again, and knows of it"
+    again = claimed(row.pk, "worker-2")
+    assert again.cancel_requested
+    assert ledger.write(again, Done("Ready."), LAUNCH) is None
+    row.refresh_from_db()
+    assert row.outcome == "succeeded", "when the stage has no way back"
+
+
+def test_a_stop_in_the_very_last_moment_of_a_start_stops_the_engine(db, agent, finish) -> None:
+    node("pc-1")
+    placed()
+    started = requests.start("tiny", PERSON)
+
+    def stop_once(route: str) -> None:
+        if route == "GET instances":
+            agent.before_answer = lambda _: None
+            requests.stop("tiny", PERSON)
+
+    agent.plan = [READY]
+    agent.before_answer = stop_once
+    assert finish(started.pk).outcome == "cancelled"
+    assert (agent.running, agent.stops, Placement.objects.get().desired) == (0, 1, "stopped")
+
+
+@pytest.mark.django_db
 def test_what_is_over_is_never_claimed_again(pass_time) -> None:
     row = operation()
     ledger.write(claimed(row.pk), Done("Ready."), LAUNCH)

@@ -1,0 +1,162 @@
+"""One of each kind of operation: what is there before, how it is asked for, and what must be true at the end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.fence import Fence
+from jobs import evacuation, identity, moves, requests, takeover, unplacing
+from jobs.loops.strays import stop_strays_once
+from jobs.models import Operation
+from models_app.models import Placement
+from nodes import fencing
+from nodes.models import MasterIdentity, Node, NodePin
+from tests.jobs.kills.bench import Bench
+from tests.models_app.things import PERSON, placed
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`launches` and `stops` are how many an undisturbed run carries out; `check` says what else is wrong."""
+
+    name: str
+    prepare: Callable[[Bench], None]
+    ask: Callable[[Bench], Operation]
+    launches: int = 0
+    stops: int = 0
+    check: Callable[[Bench, str], list[str]] = lambda _bench, _outcome: []
+    engines: bool = True
+    """Whether it is about engines, so that a reboot in the middle means something."""
+
+
+def _told(right: bool, words: str) -> list[str]:
+    return [] if right else [words]
+
+
+def _states(*wanted: tuple[str, str, str]) -> Callable[[Bench, str], list[str]]:
+    """Placements as (model, node, desired) once it succeeded."""
+
+    def check(_: Bench, outcome: str) -> list[str]:
+        found = sorted(Placement.objects.values_list("model_id", "node_id_text", "desired"))
+        return _told(outcome != "succeeded" or found == sorted(wanted), f"placements are {found}")
+
+    return check
+
+
+def _runs_on_a(bench: Bench) -> None:
+    bench.runs("one", "a")
+
+
+def _stands_on_a(_: Bench) -> None:
+    placed("one", "a")
+
+
+def _two_run_on_a(bench: Bench) -> None:
+    bench.runs("one", "a")
+    bench.runs("two", "a")
+
+
+def _stray(bench: Bench) -> None:
+    """An engine of a model that was taken off the node meanwhile."""
+    placement = bench.runs("one", "a")
+    Placement.objects.filter(pk=placement.pk).delete()
+    bench.look()
+
+
+def _swept(_: Bench) -> Operation:
+    stop_strays_once()
+    return Operation.objects.get(kind="sweep")
+
+
+def _revocable(bench: Bench) -> None:
+    bench._made += 1
+    node_id = f"r{bench._made}"
+    bench.add(node_id)
+    bench.runs("one", node_id)
+
+
+def _revoke(bench: Bench) -> Operation:
+    node_id = f"r{bench._made}"
+    return identity.revoke(node_id, node_id, PERSON, unplace_models=True)
+
+
+def _revoked(bench: Bench, outcome: str) -> list[str]:
+    node = Node.objects.get(pk=f"r{bench._made}")
+    machine = bench.machine(node.pk)
+    if outcome != "succeeded":
+        return _told(node.lifecycle == "approved" and not node.draining, f"{node.lifecycle}, draining {node.draining}")
+    gone = node.lifecycle == "revoked" and not machine.engines.living
+    once = len(machine.engines.stops) <= 1
+    return _told(gone and once, f"{node.lifecycle}, {len(machine.engines.stops)} stops")
+
+
+def _one_key(bench: Bench, _: str) -> list[str]:
+    machine = bench.machine("a")
+    pins = sorted(NodePin.objects.filter(node_id="a").values_list("slot", "spki_sha256"))
+    right = pins == [("current", machine.identity.spki)] and machine.store.load_next() is None
+    return _told(right, f"pins {[slot for slot, _ in pins]}, locked out: {bench.fleet.locked_out()}") + [
+        f"{node_id} is locked out" for node_id in bench.fleet.locked_out()
+    ]
+
+
+def _taken(bench: Bench, outcome: str) -> list[str]:
+    row = MasterIdentity.objects.get()
+    held = {Fence(machine.config.state_dir, str(machine.node.uid)).held for machine in bench.machines}
+    ours = fencing.present()
+    return _told(not row.fenced_reason and held == {ours}, f"{outcome}: held {held}, ours {ours}, {row.fenced_reason}")
+
+
+SCENARIOS = (
+    Scenario(
+        "launch",
+        _stands_on_a,
+        lambda _: requests.start("one", PERSON),
+        launches=1,
+        check=_states(("one", "a", "running")),
+    ),
+    Scenario(
+        "restart",
+        _runs_on_a,
+        lambda _: requests.restart("one", PERSON),
+        launches=1,
+        stops=1,
+        check=_states(("one", "a", "running")),
+    ),
+    Scenario(
+        "stop", _runs_on_a, lambda _: requests.stop("one", PERSON), stops=1, check=_states(("one", "a", "stopped"))
+    ),
+    Scenario("sweep", _stray, _swept, stops=1),
+    Scenario(
+        "move, handed over",
+        _runs_on_a,
+        lambda _: moves.request("one", "b", (), PERSON),
+        launches=1,
+        stops=1,
+        check=_states(("one", "b", "running")),
+    ),
+    Scenario(
+        "move, stopped first",
+        _runs_on_a,
+        lambda _: moves.request("one", "b", (), PERSON, mode="stop-first"),
+        launches=1,
+        stops=1,
+        check=_states(("one", "b", "running")),
+    ),
+    Scenario("unplace", _runs_on_a, lambda _: unplacing.request("one", PERSON), stops=1, check=_states()),
+    Scenario(
+        "evacuate",
+        _two_run_on_a,
+        lambda _: evacuation.request("a", PERSON),
+        launches=2,
+        stops=2,
+        check=_states(("one", "b", "running"), ("two", "b", "running")),
+    ),
+    Scenario("revoke", _revocable, _revoke, check=_revoked),
+    Scenario("rotate-cert", lambda _: None, lambda _: identity.rotate("a", PERSON), check=_one_key, engines=False),
+    Scenario(
+        "takeover",
+        lambda _: None,
+        lambda _: takeover.request(takeover.PHRASE, PERSON),
+        check=_taken,
+        engines=False,
+    ),
+)
