@@ -18,10 +18,10 @@ from mirbad.web.fragments import page_or_fragment
 from mirbad.web.parts import Attention, Tone
 from models_app.pages import contexts as models
 from models_app.pages.contexts import ModelRow
-from nodes.models import MasterIdentity, Node
+from nodes.models import MasterIdentity
 from nodes.pages import contexts as nodes
 from nodes.pages.contexts import NodeCard
-from nodes.pages.scopes import scopes
+from nodes.pages.scopes import scopes_of
 
 RECENT = 8
 _NEEDED = ("enroll", "watcher", "worker", "beat")
@@ -64,6 +64,7 @@ class Overview:
     fleet: tuple[FleetNode, ...]
     models: tuple[ModelRow, ...]
     recent: tuple[OperationRow, ...]
+    scopes: tuple[tuple[str, str], ...] = ()
 
 
 @require_GET
@@ -71,27 +72,29 @@ class Overview:
 def overview(request: HttpRequest) -> HttpResponse:
     """The fleet at a glance, or with ``?node=`` one node of it and its history."""
     node_id = request.GET.get("node", "")[:40]
+    overview = read(node_id)
     context = {
-        "overview": read(node_id),
+        "overview": overview,
         "node_id": node_id,
-        "scopes": scopes(),
+        "scopes": overview.scopes,
         "path": reverse("home"),
-        "history_url": reverse("nodes:history", args=[node_id]) if Node.objects.filter(pk=node_id).exists() else "",
+        "history_url": reverse("nodes:history", args=[node_id]) if node_id and overview.fleet else "",
     }
     return page_or_fragment(request, "home.html", "_home.html", context)
 
 
-def read(node_id: str = "") -> Overview:
+def read(only: str = "") -> Overview:
     """Everything the overview shows, in a number of queries that does not grow with the fleet."""
     cards = nodes.fleet()
+    choice = scopes_of((card.id, card.name) for card in cards)
     rows = models.models()
     happening = jobs.unfinished()
     recent = jobs.recent(RECENT)
-    if node_id:
-        cards = tuple(card for card in cards if card.id == node_id)
-        rows = tuple(model for model in rows if any(place == node_id for place, _ in model.nodes))
-        happening = tuple(one for one in happening if one.node_id == node_id)
-        recent = tuple(one for one in recent if one.node_id == node_id)
+    if only:
+        cards = tuple(card for card in cards if card.id == only)
+        rows = tuple(model for model in rows if any(place == only for place, _ in model.nodes))
+        happening = tuple(one for one in happening if one.node_id == only)
+        recent = tuple(one for one in recent if one.node_id == only)
     failures = jobs.last_failures(tuple(model.id for model in rows))
     attention = (*_of_master(), *_of_nodes(cards), *_of_models(rows, failures))
     by_node: dict[str, list[ModelRow]] = {}
@@ -105,6 +108,7 @@ def read(node_id: str = "") -> Overview:
         fleet=tuple(FleetNode(card, tuple(by_node.get(card.id, ()))) for card in cards),
         models=tuple(sorted(rows, key=lambda model: (not model.serves, not model.wanted_running, model.name))),
         recent=recent,
+        scopes=choice,
     )
 
 

@@ -4,7 +4,7 @@ from django.contrib import admin
 from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
-from mirbad import health, home
+from mirbad import dashboard, health, home
 from mirbad.accounts.login import Login, Logout, from_admin
 from mirbad.accounts.permissions import require_role
 from mirbad.api import errorpages
@@ -38,6 +38,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/login/", from_admin),
     path("admin/", admin.site.urls),
     path("", home.overview, name="home"),
+    path("dashboard", dashboard.page, name="dashboard"),
+    path("monitoring", dashboard.monitoring, name="monitoring"),
     path("", include("mirbad.accounts.pages.urls")),
     path("", include("audit.pages.urls")),
     path("", include("nodes.pages.urls")),

@@ -1,15 +1,15 @@
 """Charts as drawings of the server: lines and stacked areas over even steps, with gaps where nothing is known. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mirbad.web import parts
+from nodes.pages.gpus import SERIES, colours
 from nodes.telemetry.history import GpuHistory, History, Values
 
 WIDTH = 720.0
 HEIGHT = 120.0
-COLOURS = 8
 _LABELS = 5
 
 Words = Callable[[float | None], str]
@@ -61,7 +61,8 @@ def charts(found: History) -> tuple[Chart, ...]:
     heading = [
         _lines(found, "gpu-use", "GPU utilization", [(label[g.uuid], g.busy) for g in found.gpus], _percent, 100)
     ]
-    memory = [_memory(found, gpu, label[gpu.uuid]) for gpu in found.gpus if not _shares(gpu)]
+    colour_of = colours({model for gpu in found.gpus for model in gpu.models})
+    memory = [_memory(found, gpu, label[gpu.uuid], colour_of) for gpu in found.gpus if not _shares(gpu)]
     if _known(values for _, values in power):
         heading.append(_lines(found, "gpu-power", "GPU power", power, _watts, None))
     return (*heading, *memory, *drawn)
@@ -113,17 +114,16 @@ def _most(columns: Sequence[Values]) -> float | None:
     return max((value for values in columns for value in values if value is not None), default=None)
 
 
-def _memory(found: History, gpu: GpuHistory, label: str) -> Chart:
-    layers = list(gpu.models.items())
+def _memory(found: History, gpu: GpuHistory, label: str, colour_of: Mapping[str, int]) -> Chart:
+    layers = [(model, colour_of[model], values) for model, values in gpu.models.items()]
     if _known([gpu.used]):
-        layers.append(("everything else" if layers else "in use", _rest(gpu)))
+        layers.append(("everything else" if layers else "in use", 0, _rest(gpu)))
     most = _most([gpu.total]) or _most([gpu.used]) or 1.0
     below = [0.0] * len(found.times)
     series = []
-    for number, (name, values) in enumerate(layers):
+    for name, colour, values in layers:
         upper = [base + (value or 0.0) for base, value in zip(below, values, strict=True)]
         known = [value is not None for value in values]
-        colour = 0 if name in ("everything else", "in use") and number == len(layers) - 1 else number % COLOURS + 1
         path = _area(below, upper, known, most)
         series.append(Series(name, colour, path, values, _bytes(_last(values))))
         below = upper
@@ -145,7 +145,7 @@ def _lines(
 ) -> Chart:
     top = most or _rounded(_most([values for _, values in lines]))
     series = tuple(
-        Series(name, number % COLOURS + 1, _line(values, top), values, words(_last(values)))
+        Series(name, number % SERIES + 1, _line(values, top), values, words(_last(values)))
         for number, (name, values) in enumerate(lines)
     )
     return _chart(found, chart_id, title, series, words, top, stacked=False)

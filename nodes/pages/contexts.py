@@ -57,6 +57,12 @@ class GpuLine:
     reserve: str
     present: bool
 
+    @property
+    def now(self) -> str:
+        """What it does, in a line: that its use is not reported is said, heat and power are left out then."""
+        use = "use not reported" if self.utilization == NOT_REPORTED else f"{self.utilization} busy"
+        return " · ".join([use, *(word for word in (self.temperature, self.power) if word != NOT_REPORTED)])
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCard:

@@ -1,15 +1,20 @@
 """View-models of GPUs: a card with all that is known of it, as the GPUs tab and the dashboard show it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from agent.wire.capability import Capabilities, GpuCapability, PcieLink
 from agent.wire.status import GpuModelUse, GpuStatus
+from mirbad.kernel import clock
 from mirbad.web import parts
 from mirbad.web.parts import NOT_REPORTED, Badge, Bar
 from nodes import queries
 from nodes.models import Gpu, Node
+from nodes.states import ONLINE
 from nodes.telemetry.now import gpu_status
+
+STALE_AFTER = timedelta(seconds=15)
 
 SERIES = 8
 """How many colours there are for things of a kind; more begin again."""
@@ -19,6 +24,7 @@ _LOST = Badge("Lost", "bad", "unplug", "It no longer answers on its bus")
 _PROBLEM = Badge("Problem", "warn", "triangle-alert")
 _ABSENT = Badge("Not there", "idle", "circle-dashed", "The node no longer reports this GPU")
 _UNKNOWN = Badge("Not reported", "unknown", "circle-help", "No status of it has come")
+_OLD = Badge("Last known", "unknown", "clock", "The node is not heard; these values are from its last status")
 _SLOW = Badge("Slow link", "warn", "triangle-alert", "Its PCIe link carries less than the card could")
 
 
@@ -77,6 +83,8 @@ class GpuCard:
     processes: tuple[ProcessLine, ...] | None
     process_words: str
     present: bool
+    works: bool
+    """Whether nothing is wrong with it, as it was last told."""
 
     @property
     def figures(self) -> tuple[tuple[str, str], ...]:
@@ -93,20 +101,36 @@ class GpuCard:
             ("Driver", self.driver),
         )
 
-    @property
-    def works(self) -> bool:
-        """Whether nothing is wrong with it."""
-        return self.badge.tone == "ok"
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the cards of one node share: whether it is heard, models of engines by instance, colours by model."""
+
+    heard: bool
+    model_of: Mapping[str, str]
+    colour_of: Mapping[str, int]
 
 
 def cards(node: Node) -> tuple[GpuCard, ...]:
     """The GPUs of a node whose `gpus` are prefetched, those that it reports first; runs no query."""
     capabilities = queries.capabilities(node)
     told = _told(capabilities)
-    model_of = {str(item.get("instanceId")): str(item.get("modelId")) for item in node.engines}
     rows = sorted(node.gpus.all(), key=lambda gpu: (not gpu.present, gpu.index is None, gpu.index or 0, gpu.uuid))
     labels = _labels(rows, told)
-    return tuple(card(gpu, told.get(gpu.uuid), labels[gpu.uuid], model_of) for gpu in rows)
+    seen = {gpu.uuid: (gpu_status(gpu.uuid, gpu.seen) if gpu.seen else None) for gpu in rows}
+    models = {use.model_id for status in seen.values() if status is not None for use in status.models}
+    last = node.last_seen_at
+    context = _Context(
+        heard=node.reachability == ONLINE and last is not None and clock.now() - last <= STALE_AFTER,
+        model_of={str(item.get("instanceId")): str(item.get("modelId")) for item in node.engines},
+        colour_of=colours(models),
+    )
+    return tuple(_card(gpu, told.get(gpu.uuid), seen[gpu.uuid], labels[gpu.uuid], context) for gpu in rows)
+
+
+def colours(names: Iterable[str]) -> dict[str, int]:
+    """A colour for each name, from 1, the same wherever the same names are."""
+    return {name: number % SERIES + 1 for number, name in enumerate(sorted(names))}
 
 
 def _told(capabilities: Capabilities | None) -> dict[str, GpuCapability]:
@@ -127,9 +151,9 @@ def _labels(rows: Iterable[Gpu], told: dict[str, GpuCapability]) -> dict[str, st
     return found
 
 
-def card(gpu: Gpu, told: GpuCapability | None, label: str, model_of: dict[str, str]) -> GpuCard:
+def _card(gpu: Gpu, told: GpuCapability | None, status: GpuStatus | None, label: str, context: _Context) -> GpuCard:
     """One card from its row, what its node said it is, and what it said last."""
-    seen = (gpu_status(gpu.uuid, gpu.seen) if gpu.seen else None) or GpuStatus(uuid=gpu.uuid)
+    seen = status or GpuStatus(uuid=gpu.uuid)
     total = seen.total_bytes if seen.total_bytes is not None else gpu.memory_bytes
     used = seen.used_bytes
     free = None if total is None or used is None else max(0, total - used)
@@ -142,7 +166,7 @@ def card(gpu: Gpu, told: GpuCapability | None, label: str, model_of: dict[str, s
         label=label,
         name=gpu.name or "name not reported",
         parent=(told.parent_uuid or "") if told else "",
-        badge=_badge(gpu, seen, problem, lost=lost),
+        badge=_badge(gpu, problem, lost=lost, heard=context.heard),
         problem=problem if gpu.present else "The node no longer reports this GPU.",
         slow=_SLOW if pcie is not None and pcie.is_slow else None,
         link=_link(pcie),
@@ -162,21 +186,24 @@ def card(gpu: Gpu, told: GpuCapability | None, label: str, model_of: dict[str, s
         compute=(told.compute_capability or NOT_REPORTED) if told else NOT_REPORTED,
         driver=(told.driver_version or NOT_REPORTED) if told else NOT_REPORTED,
         address=(told.pci_address or "") if told else "",
-        parts=_parts(seen.models, used, total),
-        processes=_processes(seen, model_of),
+        parts=_parts(seen.models, used, total, context.colour_of),
+        processes=_processes(seen, context.model_of),
         process_words=_process_words(seen),
         present=gpu.present,
+        works=gpu.present and not lost and not problem and bool(gpu.seen),
     )
 
 
-def _badge(gpu: Gpu, seen: GpuStatus, problem: str, *, lost: bool) -> Badge:
+def _badge(gpu: Gpu, problem: str, *, lost: bool, heard: bool) -> Badge:
     if not gpu.present:
         return _ABSENT
     if lost:
         return _LOST
     if problem:
         return _PROBLEM
-    return _WORKS if gpu.seen else _UNKNOWN
+    if not gpu.seen:
+        return _UNKNOWN
+    return _WORKS if heard else _OLD
 
 
 def _memory(label: str, gpu: Gpu, used: int | None, total: int | None) -> Bar:
@@ -219,16 +246,18 @@ def _rate(value: int | None) -> str:
     return "" if value is None else f"{value / 1e9:.1f} GB/s"
 
 
-def _parts(models: Sequence[GpuModelUse], used: int | None, total: int | None) -> tuple[Part, ...]:
+def _parts(
+    models: Sequence[GpuModelUse], used: int | None, total: int | None, colour_of: Mapping[str, int]
+) -> tuple[Part, ...]:
     """Models in the order of their ids, then what is somebody else's."""
     found: list[Part] = []
     x = 0.0
     known = 0
-    for number, use in enumerate(sorted(models, key=lambda use: use.model_id)):
+    for use in sorted(models, key=lambda use: use.model_id):
         width = _percent(use.used_bytes, total)
         note = "" if use.measured else "memory of its processes cannot be read: split evenly"
         size = parts.size(use.used_bytes)
-        found.append(Part(use.model_id, use.model_id, size, note, number % SERIES + 1, x, width))
+        found.append(Part(use.model_id, use.model_id, size, note, colour_of[use.model_id], x, width))
         x += width
         known += use.used_bytes or 0
     rest = None if used is None else max(0, used - known)
@@ -243,7 +272,7 @@ def _percent(value: int | None, total: int | None) -> float:
     return round(100 * value / total, 2) if value and total else 0.0
 
 
-def _processes(seen: GpuStatus, model_of: dict[str, str]) -> tuple[ProcessLine, ...] | None:
+def _processes(seen: GpuStatus, model_of: Mapping[str, str]) -> tuple[ProcessLine, ...] | None:
     if seen.processes is None:
         return None
     return tuple(

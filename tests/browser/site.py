@@ -85,7 +85,8 @@ def _nodes_are_seen() -> None:
 
     while True:
         Node.objects.filter(reachability="online").update(last_seen_at=clock.now(), status_at=clock.now())
-        hints.changed("nodes", "atlas")
+        for node_id in ("atlas", "octo"):
+            hints.changed("nodes", node_id)
         time.sleep(4)
 
 
@@ -141,7 +142,7 @@ VERBS = {"moves": moves, "launch-moves-on": launch_moves_on, "launch-ends": laun
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         prepare(sys.argv[3])
-        if sys.argv[3] in ("fleet", "fenced", "octo"):
+        if sys.argv[3] in ("fleet", "fenced", "octo", "cards"):
             signs_of_life()
         serve(int(sys.argv[2]))
     else:

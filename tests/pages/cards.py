@@ -78,11 +78,11 @@ def _cards() -> list[dict[str, object]]:
     cards[4] |= _slices()
     cards[5] |= {"processes": f"3500:{30 * GIB},3301:{13 * GIB}"}
     cards[6] |= dict.fromkeys(("total", "power", "utilization", "processes", "graphics"), "!4")
-    cards[7] |= {"processes": f"2300:{29 * GIB}", "name": "NVIDIA GeForce RTX 4090"}
+    cards[7] |= {"processes": f"2300:{29 * GIB}"}
     return cards
 
 
-def read_machine(folder: Path) -> tuple[Capabilities, tuple[GpuStatus, ...]]:
+def read_machine(folder: Path, instances: dict[str, str]) -> tuple[Capabilities, tuple[GpuStatus, ...]]:
     """What an agent reads of them: a lost card, a slow link, a card in slices, one that tells hardly anything."""
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(folder, patch)
@@ -105,14 +105,15 @@ def read_machine(folder: Path) -> tuple[Capabilities, tuple[GpuStatus, ...]]:
         machine.close()
     capabilities, statuses = json.loads(output)
     told = tuple(GpuStatus.model_validate(one) for one in statuses)
-    return Capabilities.model_validate(capabilities), attribute(told, _views(), _proc(folder / "proc"))
+    return Capabilities.model_validate(capabilities), attribute(told, _views(instances), _proc(folder / "proc"))
 
 
-def _views() -> list[InstanceView]:
+def _views(instances: dict[str, str]) -> list[InstanceView]:
+    """The engines by model; `instances` are their ids."""
     cards = {"qwen3-32b": [0, 1]}
     return [
         InstanceView(
-            instance_id=f"i-{model}", model_id=model, generation=1, config_hash="0" * 64, operation_id="op",
+            instance_id=instances[model], model_id=model, generation=1, config_hash="0" * 64, operation_id="op",
             runtime=Runtime.VLLM, delivery=Delivery.PROCESS, state=InstanceState.READY, pid=pid,
             gpu_uuids=tuple(str(_card(number)["uuid"]) for number in cards.get(model, ())),
         )
@@ -134,14 +135,14 @@ def _proc(folder: Path) -> Path:
 
 def octo() -> Node:
     """The node, its models and a day of its history, with an hour in which it was away."""
-    with tempfile.TemporaryDirectory(prefix="mirbad-cards-") as folder:
-        capabilities, statuses = read_machine(Path(folder))
     now = clock.now()
     node = seed.node(NODE, "Octo")
+    instances = {}
     for model in _ENGINES:
-        if not ModelDefinition.objects.filter(pk=model).exists():
-            seed.model(model, NODE)
-            seed.seen(model, "ready")
+        definition = seed.model(f"{model}-octo" if ModelDefinition.objects.filter(pk=model).exists() else model, NODE)
+        instances[model] = str(seed.seen(definition.pk, "ready").pk)
+    with tempfile.TemporaryDirectory(prefix="mirbad-cards-") as folder:
+        capabilities, statuses = read_machine(Path(folder), instances)
     told = capabilities.model_copy(
         update={
             "os": "Ubuntu 24.04.3 LTS", "arch": "x86_64", "hostname": NODE, "cpu_count": 64, "memory_bytes": 512 * GIB,
@@ -151,23 +152,23 @@ def octo() -> Node:
     )  # fmt: skip
     reachability.observe_capabilities(NODE, told, 1)
     Gpu.objects.filter(node=node, index=1).update(reserve_bytes=2 * GIB)
-    reports.write({NODE: (_status(told, statuses, 1), now)})
-    _history(told, statuses, now)
+    reports.write({NODE: (_status(told, statuses, instances), now)})
+    _history(_status(told, statuses, instances), now)
     return Node.objects.get(pk=NODE)
 
 
-def _status(told: Capabilities, statuses: tuple[GpuStatus, ...], seq: int) -> NodeStatus:
+def _status(told: Capabilities, statuses: tuple[GpuStatus, ...], instances: dict[str, str]) -> NodeStatus:
     host = HostStatus(
         memory_total_bytes=512 * GIB, memory_available_bytes=381 * GIB, cpu_percent=18.4, load_1m=9.2,
         disk_free_bytes=1400 * GIB, disk_total_bytes=3600 * GIB,
     )  # fmt: skip
     return NodeStatus(
-        boot_id="boot", seq=seq, capabilities_seq=1, time="", held_claim=None, host=host, gpus=statuses,
-        instances=tuple(_views()), warnings=told.warnings,
+        boot_id="boot", seq=1, capabilities_seq=1, time="", held_claim=None, host=host, gpus=statuses,
+        instances=tuple(_views(instances)), warnings=told.warnings,
     )  # fmt: skip
 
 
-def _history(told: Capabilities, statuses: tuple[GpuStatus, ...], now: datetime) -> None:
+def _history(status: NodeStatus, now: datetime) -> None:
     random.seed(8)
     minute = timedelta(minutes=1)
     begin = floor(now, minute) - timedelta(hours=26)
@@ -176,7 +177,8 @@ def _history(told: Capabilities, statuses: tuple[GpuStatus, ...], now: datetime)
         at = begin + number * minute
         if 5 * 60 < number < 6 * 60:
             continue  # the machine was off
-        sample = values.sample_of(_status(told, tuple(_wave(one, number) for one in statuses), 1))
+        gpus = tuple(_wave(one, number) for one in status.gpus)
+        sample = values.sample_of(status.model_copy(update={"gpus": gpus}))
         rows.append((NODE, 60, at, *values.average([(4, sample)])))
     bulk.insert_new(TelemetrySample, ("node_id_text", "step", "at", "samples", "data"), rows)
     TelemetryProgress.objects.update_or_create(pk=60, defaults={"until": floor(now, minute)})

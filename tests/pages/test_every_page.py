@@ -10,7 +10,11 @@ pytestmark = pytest.mark.app
 
 PAGES = (
     ("home", []),
+    ("dashboard", []),
     ("nodes:list", []),
+    ("nodes:tab", ["atlas", "gpus"]),
+    ("nodes:tab", ["local", "gpus"]),
+    ("nodes:history", ["atlas"]),
     ("nodes:detail", ["atlas"]),
     ("nodes:detail", ["local"]),
     ("nodes:detail", ["dune"]),

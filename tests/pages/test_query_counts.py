@@ -11,7 +11,10 @@ pytestmark = pytest.mark.app
 
 PAGES = (
     ("home", []),
+    ("dashboard", []),
     ("nodes:list", []),
+    ("nodes:tab", ["atlas", "gpus"]),
+    ("nodes:history", ["atlas"]),
     ("nodes:detail", ["atlas"]),
     ("nodes:tab", ["atlas", "commands"]),
     ("models:list", []),
