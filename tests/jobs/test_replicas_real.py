@@ -1,11 +1,14 @@
 """Replicas on several real agents: alone each, and as the shards of one, with real processes that meet over TCP."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -16,8 +19,9 @@ from jobs.loops.replicas import rebuild_once
 from jobs.loops.watch import Watcher
 from jobs.models import Operation
 from jobs.queries import unfinished
-from models_app import queries
+from models_app import keys, queries
 from models_app.gateway import loader
+from models_app.gateway.door import Gateway, Options
 from models_app.gateway.table import RouteState
 from models_app.models import Placement
 from models_app.placement import apply
@@ -182,3 +186,56 @@ def test_a_cancelled_shard_takes_the_others_along(fleet: Fleet) -> None:
     work()
     assert outcomes() == ["cancelled", "cancelled"]
     assert {one.desired for one in Placement.objects.all()} == {"stopped"}
+
+
+def answered(agent: RealAgent) -> int:
+    """How many requests the engine of a node was given, as it says itself."""
+    (view,) = agent.server._instances.views()
+    target = agent.server._instances.target(view.instance_id)
+    with urllib.request.urlopen(f"http://{target.host}:{target.port}/metrics", timeout=10) as answer:
+        return int(answer.read().decode().split("sim:requests_total ")[1].split()[0])
+
+
+async def ask(key: str, times: int) -> list[int]:
+    """Requests to ``/v1`` at the same time, through the door of the web process; their statuses."""
+    gateway = Gateway(Options(max_body_bytes=2**20, max_in_flight=100))
+    await gateway.start()
+    try:
+        return list(await asyncio.gather(*(post(gateway, key) for _ in range(times))))
+    finally:
+        await gateway.stop()
+
+
+async def post(gateway: Gateway, key: str) -> int:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    incoming.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+    statuses = []
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"authorization", f"Bearer {key}".encode()), (b"content-type", b"application/json")]
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await gateway({**scope, "headers": headers, "client": ("127.0.0.1", 1)}, incoming.get, send)
+    (status,) = statuses
+    return status
+
+
+def test_v1_spreads_over_the_replicas_that_are_ready(fleet: Fleet) -> None:
+    placed(node_id="n0")
+    apply.add_replica("tiny", [("n1", ())], PERSON)
+    apply.add_replica("tiny", [("n2", ())], PERSON)
+    requests.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n0").replica)
+    requests.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n1").replica)
+    work()
+    _, key = keys.create("test", actor=PERSON)
+    assert asyncio.run(ask(key, 12)) == [200] * 12
+    assert [answered(agent) for agent in fleet[:2]] == [6, 6]
+
+    os.kill(Placement.objects.get(node_id_text="n1").observed_view["pid"], signal.SIGKILL)
+    wait_until(lambda: Placement.objects.get(node_id_text="n1").observed == "failed", "the loss to be seen")
+    assert asyncio.run(ask(key, 6)) == [200] * 6
+    assert answered(fleet[0]) == 12
