@@ -64,7 +64,18 @@ async def fetch(line: Line, file: DownloadFile, parts: Path, target: Path) -> No
             raise DownloadFailed("disk_full", text) from error
         raise DownloadFailed("disk_failed", f"{file.path} cannot be written on this node: {error.strerror}.") from error
     finally:
-        await asyncio.to_thread(part.close)
+        # Cancelled here (a sibling failed, too), the close must not be lost: the file would stay open.
+        await to_the_end(part.close)
+
+
+async def to_the_end(change: Callable[[], None]) -> None:
+    """Run `change` in a thread; one that is cancelled is waited for, since a thread cannot be called back."""
+    task = asyncio.ensure_future(asyncio.to_thread(change))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _drop(line: Line, part: Part) -> None:

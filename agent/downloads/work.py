@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.downloads.failures import DownloadFailed
-from agent.downloads.fetch import Line, fetch
+from agent.downloads.fetch import Line, fetch, to_the_end
 from agent.downloads.hub import Hub, Patience, endpoint_of
 from agent.downloads.speed import Speed
 from agent.downloads.staging import FreeBytes, Locked, Staging
@@ -76,7 +75,7 @@ class Work:
             await self._fetch_all(absent)
         self.state, self.text = DownloadState.PLACING, "Putting the files in place."
         try:
-            await _to_the_end(lambda: self.staging.place(self.spec))
+            await to_the_end(lambda: self.staging.place(self.spec))
         except OSError as error:
             text = f"The files cannot be put in place: {error.strerror}. Start the download again once that is mended."
             raise DownloadFailed("disk_failed", text) from error
@@ -125,20 +124,10 @@ class Work:
         await fetch(line, file, self.staging.parts, self.staging.tree / file.path)
         self.files_done += 1
         for other in same[1:]:
-            await _to_the_end(lambda other=other: self.staging.copy(file, other))  # type: ignore[misc]
+            await to_the_end(lambda other=other: self.staging.copy(file, other))  # type: ignore[misc]
             self.files_done += 1
             self.done_bytes += other.size_bytes
         _log.info("%s of %s is verified", file.path, self.spec.repository)
-
-
-async def _to_the_end(change: Callable[[], None]) -> None:
-    """Run `change` in a thread; one that is cancelled is waited for, since a thread cannot be called back."""
-    task = asyncio.ensure_future(asyncio.to_thread(change))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.gather(task, return_exceptions=True)
-        raise
 
 
 def _first(failures: BaseExceptionGroup[DownloadFailed]) -> DownloadFailed:

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from agent.downloads.hub import Patience
 from agent.wire.downloads import DownloadState
 from tests.agent.downloads.conftest import SIZE, Node, noise, repository, spec_of
 from tests.bench.hub import Hub
@@ -191,3 +192,34 @@ async def test_the_machines_proxy_is_used_and_left_out_where_it_says(
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     await node.downloads.begin("d2", spec_of(hub, found))
     assert (await node.end("d2")).state is DownloadState.READY
+
+
+async def test_a_file_of_125_mb_of_which_4_mb_came_is_never_taken_for_the_file(hub: Hub, node: Node) -> None:
+    size, came = 125_000_000, 4_000_000
+    found = hub.add(repository("acme/large", files={"model.safetensors": bytes(size)}))
+    hub.faults.cut_after, hub.faults.cuts = came, 1
+    node.options["patience"] = Patience(connect_seconds=20.0, read_seconds=20.0, pauses=())
+    await node.restart()
+    await node.downloads.begin("d1", spec_of(hub, found))
+    view = await node.end("d1", 60)
+    assert (view.state, view.reason_code, view.files_done) == (DownloadState.FAILED, "hub_unreachable", 0)
+    assert 0 < view.done_bytes <= came
+    assert node.listing() == [], "what came in part is not shown to engines"
+    await node.downloads.begin("d2", spec_of(hub, found))
+    assert (await node.end("d2", 60)).state is DownloadState.READY
+    assert (node.root / "acme--large" / "model.safetensors").stat().st_size == size
+    resumed = int((hub.of("store")[-1].range or "").removeprefix("bytes=").rstrip("-"))
+    assert resumed == view.done_bytes
+
+
+async def test_a_hub_that_does_not_answer_is_given_up_in_time_and_said(hub: Hub, node: Node) -> None:
+    found = hub.add(repository())
+    node.options["patience"] = Patience(connect_seconds=0.3, read_seconds=0.3, pauses=(0.05, 0.05))
+    await node.restart()
+    hub.faults.silent = True
+    await node.downloads.begin("d1", spec_of(hub, found))
+    view = await node.end("d1", 10)
+    assert (view.state, view.reason_code) == (DownloadState.FAILED, "hub_unreachable")
+    hub.faults.silent = False
+    await node.downloads.begin("d1", spec_of(hub, found))
+    assert (await node.end("d1")).state is DownloadState.READY
