@@ -13,6 +13,7 @@ from tests.figures import (
     first_token,
     gateway,
     killed,
+    operations_moves,
     suite,
     trust_ca_rotation,
     trust_enroll,
@@ -32,6 +33,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "bad-input": bad_input.measure,
     "suite": suite.measure,
     "gateway": gateway.measure,
+    "operations-moves": operations_moves.measure,
     "placement-downloads": downloads.measure,
     "trust-ca-rotation": trust_ca_rotation.measure,
     "trust-fencing": trust_fencing.measure,
@@ -43,10 +45,12 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "trust-pictures": trust_pictures.measure,
 }
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
+_OPERATIONS = tuple(name for name in SCRIPTS if name.startswith("operations-"))
 _PLACEMENT = tuple(name for name in SCRIPTS if name.startswith("placement-"))
 GROUPS = {
-    "main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, "gateway")),
+    "main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, *_OPERATIONS, "gateway")),
     "trust": _TRUST,
+    "operations": _OPERATIONS,
     "gpus-placement": _PLACEMENT,
 }
 

@@ -29,7 +29,7 @@ def test_no_request_fails_while_a_model_is_handed_over(nodes) -> None:
     pid = Placement.objects.get().observed_view["pid"]
     with Door() as door, nodes.load(door, "tiny").on() as load:
         done = run(moves.request("tiny", "next", (), PERSON))
-        while len(load.answered_at) < 60:
+        while load.answered < 60:
             assert not load.failed, load.failed
     assert (done.outcome, done.error) == ("succeeded", {})
     assert load.failed == []
