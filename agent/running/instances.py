@@ -162,7 +162,7 @@ class Instances:
         try:
             port = await asyncio.to_thread(ports.choose_within, first, last, set(self._yard.ports))
         except DeliveryFailed as error:
-            raise AgentError(AgentCode.DELIVERY_FAILED, str(error)) from error
+            raise AgentError(AgentCode.PORT_UNAVAILABLE, str(error)) from error
         self._yard.ports.add(port)
         return port
 

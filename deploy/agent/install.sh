@@ -2,7 +2,7 @@
 # Installs the Mirbad agent from this folder and, with join parameters, joins a master and starts it.
 #
 #   sudo ./install.sh [--node-id ID --enroll-url URL --ca-hash HASH [--address A] [--rekey --node-uid UID]]
-#                     [--llama-server PATH] [--vllm-command COMMAND] [--nvidia-smi PATH]
+#                     [--fabric NAME[:ADAPTER,…]] [--llama-server PATH] [--vllm-command COMMAND] [--nvidia-smi PATH]
 #
 # The paths are written to agent.json: where this machine's engines and its driver's program are. Without an engine path
 # the agent uses what it finds (llama.cpp's wheel, containers), and the join says what that is.
