@@ -33,6 +33,7 @@ from agent.server.tls import Door
 from agent.state import exclusive
 from agent.telemetry.gpu import gpu_statuses
 from agent.telemetry.host import host_status
+from agent.telemetry.meter import Meter
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceView
 
@@ -61,10 +62,12 @@ class CannotServe(Exception):
 
 def machine_probes(config: AgentConfig) -> Probes:
     """The probes of this machine."""
+    meter = Meter(config.state_dir)
     return Probes(
-        host=lambda: host_status(_existing(config.models_root)),
+        host=lambda: host_status(_existing(config.models_root), meter.best),
         gpus=lambda: gpu_statuses(config.nvidia_smi),
         capabilities=lambda: read_capabilities(config),
+        background=meter.run,
     )
 
 
@@ -152,6 +155,8 @@ class Server:
             self._loop(self._watch_capabilities(), "capabilities"),
             self._loop(self._watch_identity(), "identity"),
         ]
+        if self._probes.background is not None:
+            self._loops.append(self._loop(self._guarded(self._probes.background), "measuring"))
 
     async def stop(self) -> None:
         """Take no more calls, finish those at work, and leave the engines alone."""
@@ -220,6 +225,12 @@ class Server:
 
     def _loop(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return asyncio.create_task(work, name=f"agent {name}")
+
+    async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception:  # the loop's edge: a machine that cannot be measured is served all the same
+            log.exception("measuring in the background ended")
 
     async def _tell_status(self) -> None:
         while True:

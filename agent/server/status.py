@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agent import __version__
 from agent.clock import monotonic, now_text
@@ -36,6 +36,8 @@ class Probes:
     host: Callable[[], Awaitable[HostStatus]]
     gpus: Callable[[], Awaitable[tuple[GpuStatus, ...]]]
     capabilities: Callable[[], Awaitable[Capabilities]]
+    background: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """What goes on measuring by itself, until it is cancelled."""
 
 
 @dataclass(frozen=True)

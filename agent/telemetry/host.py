@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+from agent.telemetry.bandwidth import Rates
 from agent.wire.status import HostStatus
 
 
@@ -45,7 +46,7 @@ def _cgroup_free() -> int | None:
     return max(0, limit - used)
 
 
-def read_host(disk: Path) -> HostStatus:
+def read_host(disk: Path, rates: Rates | None = None) -> HostStatus:
     """The machine now; the processor's share is since the last call. Blocking for a moment only."""
     try:
         cpu: float | None = psutil.cpu_percent(interval=None)
@@ -67,6 +68,8 @@ def read_host(disk: Path) -> HostStatus:
         swap_total_bytes=swap_total,
         swap_used_bytes=swap_used,
         huge_pages_bytes=_huge_pages(),
+        memory_bandwidth_bytes_per_second=rates.machine if rates else None,
+        core_bandwidth_bytes_per_second=rates.core if rates else None,
     )
 
 
@@ -103,6 +106,6 @@ def _disk(path: Path) -> tuple[int | None, int | None]:
     return None, None
 
 
-async def host_status(disk: Path = Path("/")) -> HostStatus:
+async def host_status(disk: Path = Path("/"), rates: Rates | None = None) -> HostStatus:
     """`read_host` beside the event loop. `disk` is the folder whose file system counts (the models root)."""
-    return await asyncio.to_thread(read_host, disk)
+    return await asyncio.to_thread(read_host, disk, rates)

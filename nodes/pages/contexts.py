@@ -13,6 +13,7 @@ from mirbad.web.parts import NOT_REPORTED, Badge, Bar
 from nodes import queries
 from nodes.conditions import certificate_alarm_at
 from nodes.models import Gpu, JoinToken, Node, NodePin
+from nodes.pages import gpus
 from nodes.pki import renewal
 from nodes.states import APPROVED, PENDING, REVOKED
 
@@ -298,6 +299,7 @@ def detail(node: Node) -> NodeDetail:
             ("Address", shown.address),
             ("System", shown.system),
             ("Memory", shown.memory_model),
+            ("Memory bandwidth", gpus.bandwidth(node)),
             ("Agent", shown.agent_version),
             ("Protocol", str(node.protocol) if node.protocol else NOT_REPORTED),
             ("Machine uid", str(node.uid)),

@@ -12,7 +12,7 @@ from mirbad.web.parts import NOT_REPORTED, Badge, Bar
 from nodes import queries
 from nodes.models import Gpu, Node
 from nodes.states import ONLINE
-from nodes.telemetry.now import gpu_status
+from nodes.telemetry.now import gpu_status, host_status
 
 STALE_AFTER = timedelta(seconds=15)
 
@@ -287,6 +287,15 @@ def _process_words(seen: GpuStatus) -> str:
     if seen.process_count is None:
         return f"processes {NOT_REPORTED}"
     return parts.plural(seen.process_count, "process", "processes") if seen.process_count else "no process"
+
+
+def bandwidth(node: Node) -> str:
+    """How fast the machine reads memory: what a reply on its CPUs is as fast as."""
+    host = host_status(node.host)
+    machine, core = host.memory_bandwidth_bytes_per_second, host.core_bandwidth_bytes_per_second
+    if machine is None:
+        return "not measured yet"
+    return f"{machine / 1e9:.1f} GB/s" + (f", one core {core / 1e9:.1f} GB/s" if core is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
