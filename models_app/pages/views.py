@@ -17,6 +17,7 @@ from models_app import registry
 from models_app.models import ModelDefinition
 from models_app.pages import contexts, logs, places, placing
 from models_app.pages.forms import ModelForm
+from models_app.pages.strays import strays
 
 
 def _model(model_id: str) -> ModelDefinition:
@@ -65,7 +66,7 @@ def log(request: HttpRequest, model_id: str) -> HttpResponse:
 @require_role(VIEWER)
 def of_node(request: HttpRequest, node_id: str) -> HttpResponse:
     """The models of one node, for its page."""
-    context = {"models": contexts.of_node(node_id), "node_id": node_id}
+    context = {"models": contexts.of_node(node_id), "strays": strays(node_id), "node_id": node_id}
     return private(render(request, "models/_of_node.html", context))
 
 

@@ -209,3 +209,24 @@ def test_a_history_opens_for_each_period_and_for_nonsense(fleet, viewer, hours):
 
 def test_a_history_of_a_node_that_is_not_there_is_404(viewer):
     assert viewer.client.get(reverse("nodes:history", args=["nobody"])).status_code == 404
+
+
+# ---------------------------------------------------------------- engines without a place
+
+
+def test_a_node_tells_engines_that_have_no_place_there(fleet, viewer):
+    placed = str(seed.Placement.objects.get(model="qwen3-14b").pk)
+    told = [
+        {"instanceId": placed, "modelId": "qwen3-14b", "state": "ready"},
+        {"instanceId": "i-2", "modelId": "draft-idea", "state": "ready"},
+        {"instanceId": "i-3", "modelId": "of-another-master", "state": "loading"},
+        {"instanceId": "i-4", "modelId": "gone", "state": "exited"},
+    ]
+    Node.objects.filter(pk="atlas").update(engines=told)
+    shown = text(viewer.client.get(reverse("models:of-node", args=["atlas"])))
+    assert "Without a place here" in shown
+    assert "draft-idea It is ready on this node" in shown
+    assert "of-another-master is not defined on this master" in shown
+    assert "gone" not in shown
+    Node.objects.filter(pk="atlas").update(engines=told[:1])
+    assert "Without a place here" not in text(viewer.client.get(reverse("models:of-node", args=["atlas"])))
