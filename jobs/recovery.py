@@ -7,7 +7,7 @@ more, so that nothing is tried for ever.
 from django.db import IntegrityError, transaction
 
 from audit import log as audit_log
-from jobs import ledger, requests
+from jobs import ledger
 from jobs.kinds import launch
 from jobs.models import Operation
 from jobs.queries import open_operation, unfinished
@@ -29,9 +29,6 @@ def launch_again(placement: Placement, actor: Actor, why: str, *, even_held: boo
     written as the failure of the start instead.
     """
     try:
-        if placement.shards > 1:
-            # Its shards meet anew, or not at all.
-            return requests.restart_all(placement.model_id, actor, replica=placement.replica, text=why).operation
         with transaction.atomic():
             return _open(placement, actor, why, even_held=even_held)
     except IntegrityError:

@@ -42,7 +42,8 @@ def resume_once() -> int:
     for intent in intents.pending():
         placement = intent.placement
         autostart = intent.cause == RunningIntent.AUTOSTART
-        if placement.node_id_text in busy or (_is_held(placement) and not autostart):
+        # The shards of one replica start together, or not at all: `replicas` sees to those.
+        if placement.shards > 1 or placement.node_id_text in busy or (_is_held(placement) and not autostart):
             continue
         try:
             operation = recovery.launch_again(placement, AUTOSTART, _WHY[intent.cause], even_held=autostart)

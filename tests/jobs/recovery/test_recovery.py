@@ -339,3 +339,10 @@ def test_at_its_start_the_master_leaves_what_others_stopped_on_another_machine(a
     say(view(the(), "exited", stop_requested=True), boot="boot-1", seq=20)
     autostart()
     assert resume_once() == 0
+
+
+def test_a_shard_is_not_started_alone(agent) -> None:
+    ran("tiny")
+    Placement.objects.update(shards=2)
+    rebooted("tiny")
+    assert resume_once() == 0
