@@ -137,7 +137,19 @@ def moves() -> None:
     moving.moves()
 
 
-VERBS = {"moves": moves, "launch-moves-on": launch_moves_on, "launch-ends": launch_ends, "forge-enrolls": ember_enrolls}
+def spread() -> None:
+    from tests.pages import spread as several
+
+    several.models()
+
+
+VERBS = {
+    "spread": spread,
+    "moves": moves,
+    "launch-moves-on": launch_moves_on,
+    "launch-ends": launch_ends,
+    "forge-enrolls": ember_enrolls,
+}
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
