@@ -9,6 +9,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ from agent.wire.errors import AgentCode
 from agent.wire.http1.client import STALE_WITHIN_SECONDS, Broken, Connection, UpstreamError
 from agent.wire.http1.exchange import Exchange, Header, Left
 from agent.wire.http1.server import ServerConnection, Service
+from agent.wire.http1.work import Works, as_task, current
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,6 @@ _TO_MASTER = frozenset(
 _MODEL = MODEL_HEADER.lower().encode()
 _GENERATION = GENERATION_HEADER.lower().encode()
 _ANSWER: Header = (ANSWER_HEADER.lower().encode(), b"engine")
-_FORWARD_BYTES = 64 * 1024
 
 
 class Instances(Protocol):
@@ -111,6 +112,9 @@ class Engines:
 
     async def connect(self, target: EngineTarget) -> Connection:
         """A new connection. Raises OSError or TimeoutError."""
+        return await as_task(self._connect(target))
+
+    async def _connect(self, target: EngineTarget) -> Connection:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await self._loop.create_connection(lambda: Connection(self._loop), target.host, target.port)
         return connection
@@ -169,7 +173,8 @@ class Relay:
         self._others = others
         self._loop = asyncio.get_running_loop()
         self.engines = Engines(self._loop)
-        self.service = Service(self._serve, keep_alive_seconds=keep_alive_seconds, refusal=_not_http)
+        self._works = Works()
+        self.service = Service(self._serve, keep_alive_seconds=keep_alive_seconds, refusal=_not_http, works=self._works)
 
     def protocol(self) -> asyncio.Protocol:
         """A connection, not yet known whose it is."""
@@ -179,8 +184,7 @@ class Relay:
         """Take no more requests, finish those at work within the limit, then cut the rest."""
         for connection in list(self.service.own):
             connection.shutdown()
-        if self.service.tasks:
-            await asyncio.wait(self.service.tasks, timeout=limit_seconds)
+        await self._works.all_over(limit_seconds)
         self.cut()
         self.engines.close()
 
@@ -204,7 +208,9 @@ class Relay:
         refusal = self._admits(exchange.transport)
         if refusal is not None:
             raise refusal
-        instance_id, path = _place(exchange)
+        if exchange.method not in ("POST", "GET"):
+            raise AgentError(AgentCode.INVALID_REQUEST, "The relay passes GET and POST on.")
+        instance_id, path = _place(exchange.target)
         self.flight[instance_id] += 1
         try:
             await self._relay_to(instance_id, path, exchange)
@@ -215,13 +221,8 @@ class Relay:
 
     async def _relay_to(self, instance_id: str, path: str, exchange: Exchange) -> None:
         view = self._instances.view(instance_id)
-        model = generation = b""
-        for name, value in exchange.headers:
-            if name == _MODEL:
-                model = value
-            elif name == _GENERATION:
-                generation = value
-        if view.model_id.encode() != model or b"%d" % view.generation != generation:
+        headers = dict(exchange.headers)
+        if headers.get(_MODEL) != view.model_id.encode() or headers.get(_GENERATION) != b"%d" % view.generation:
             raise AgentError(
                 AgentCode.GENERATION_MISMATCH,
                 f"This instance is {view.model_id} at generation {view.generation}, not what the request names.",
@@ -229,20 +230,17 @@ class Relay:
             )
         target = self._instances.target(instance_id)
         connection = await self._ask(exchange, target, path)
-        task = asyncio.current_task()
         try:
-            # The master is gone: the engine must not work on for nobody.
-            exchange.on_gone = task.cancel if task is not None else None
             await _pass_back(exchange, connection)
         finally:
-            exchange.on_gone = None
+            exchange.watch(None)
             self.engines.release(target, connection)
 
     async def _ask(self, exchange: Exchange, target: EngineTarget, path: str) -> Connection:
         head, chunked = _head(exchange, target, path)
         connection = self.engines.take(target)
-        task = asyncio.current_task()
-        exchange.on_gone = task.cancel if task is not None else None
+        # When the master is gone, the engine must not work on for nobody.
+        exchange.watch(current().cancel)
         try:
             while True:
                 reused = connection is not None
@@ -292,42 +290,34 @@ async def _pass_back(exchange: Exchange, connection: Connection) -> None:
     try:
         while True:
             data = connection.take()
-            if not data:
-                if connection.done:
-                    break
-                exchange.flush()
-                await connection.stream(exchange.write_now, SILENCE_SECONDS)
-                await exchange.ready()
-                continue
-            if connection.done:
-                # Its last bytes are here as well: one write for the end of the answer.
-                exchange.finish(data + connection.take())
+            if connection.done:  # what was taken is the last: its end goes out with it
+                exchange.finish(data)
                 return
-            await exchange.write(data)
+            exchange.write_now(data)
+            exchange.flush()
+            await exchange.ready()
+            await connection.stream(exchange.write_now, SILENCE_SECONDS)
+            await exchange.ready()
     except UpstreamError:
         # Without the end of the body the master sees that bytes are missing.
         exchange.cut()
-        return
-    exchange.finish()
 
 
-def _place(exchange: Exchange) -> tuple[str, str]:
+@lru_cache(maxsize=512)
+def _place(target: bytes) -> tuple[str, str]:
     """The instance's id and the engine's path, from the request's target. Raises AgentError."""
-    target = exchange.target.partition(b"?")[0]
-    instance_id, _, rest = target[len(_PREFIX) :].decode("latin-1").partition("/")
+    instance_id, _, rest = target.partition(b"?")[0][len(_PREFIX) :].decode("latin-1").partition("/")
     path = rest.removeprefix("relay/")
     plain = unquote(path) if "%" in path else path
     parts = plain.split("/")
     if not (plain.startswith(_PATHS) or plain in _ALSO) or "" in parts or ".." in parts or "." in parts:
         raise AgentError(AgentCode.NOT_FOUND, "The relay serves paths under v1/ of the engine, and its health.")
-    if exchange.method not in ("POST", "GET"):
-        raise AgentError(AgentCode.INVALID_REQUEST, "The relay passes GET and POST on.")
     return unquote(instance_id), path
 
 
 def _head(exchange: Exchange, target: EngineTarget, path: str) -> tuple[bytes, bool]:
     """The head of the request to the engine, and whether its body goes in chunks."""
-    lines = [f"{exchange.method} /{path} HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n".encode("latin-1")]
+    lines = [_start(exchange.method, path, target.host, target.port, target.api_key)]
     length: bytes | None = None
     for name, value in exchange.headers:
         if name in _TO_ENGINE:
@@ -339,10 +329,14 @@ def _head(exchange: Exchange, target: EngineTarget, path: str) -> tuple[bytes, b
         lines.append(b"Transfer-Encoding: chunked\r\n")
     elif length is not None:
         lines += (b"Content-Length: ", length, b"\r\n")
-    if target.api_key:
-        lines.append(f"Authorization: Bearer {target.api_key}\r\n".encode("latin-1"))
     lines.append(b"\r\n")
     return b"".join(lines), chunked
+
+
+@lru_cache(maxsize=128)
+def _start(method: str, path: str, host: str, port: int, api_key: str | None) -> bytes:
+    key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+    return f"{method} /{path} HTTP/1.1\r\nHost: {host}:{port}\r\n{key}".encode("latin-1")
 
 
 def _answer(exchange: Exchange, error: AgentError) -> None:

@@ -1,10 +1,11 @@
 """The decisions of `/v1`: who asks, what for, where it goes, and why not. Pure; tested by tables."""
 
+import functools
 import hashlib
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -12,6 +13,8 @@ from models_app.gateway import refusals
 from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
 
 Header = tuple[bytes, bytes]
+Headers = Mapping[bytes, bytes]
+"""Headers by name in lower case, as `folded` gives them."""
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Endpoints whose streams report usage only when ``stream_options`` asks for it."""
@@ -46,7 +49,7 @@ _TRACE_STATE_BYTES = 512
 _RUN = secrets.token_hex(12).encode()
 _COUNT = itertools.count(1)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
-_TO_NODE = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta"})
+_TO_NODE = (b"accept", b"anthropic-beta", b"anthropic-version", b"content-type", b"openai-beta")
 _TO_CLIENT = frozenset(
     {
         b"cache-control",
@@ -61,40 +64,41 @@ _TO_CLIENT = frozenset(
 )
 
 
-def authenticate(table: Table, headers: Iterable[Header], now: datetime) -> Key:
-    """The key that `headers` (names in lower case) carry. Raises Refusal (401)."""
-    bearer: bytes | None = None
-    plain: bytes | None = None
-    for name, value in headers:
-        if name == b"authorization":
-            if bearer is not None and bearer != value:
-                raise refusals.wrong_key()
-            bearer = value
-        elif name == b"x-api-key":
-            plain = value
+def folded(headers: Sequence[Header]) -> Headers:
+    """Headers by name. What came more than once is joined by commas, which no credential or id survives."""
+    found = dict(headers)
+    if len(found) != len(headers):
+        found.clear()
+        for name, value in headers:
+            before = found.get(name)
+            found[name] = value if before is None or before == value else before + b", " + value
+    return found
+
+
+def authenticate(table: Table, headers: Headers, now: Callable[[], datetime]) -> Key:
+    """The key that `headers` carry. Raises Refusal (401)."""
+    bearer = headers.get(b"authorization")
     if bearer is not None:
         scheme, _, secret = bearer.partition(b" ")
         if scheme.lower() != b"bearer":
             raise refusals.no_key()
         secret = secret.strip()
     else:
-        secret = (plain or b"").strip()
+        secret = headers.get(b"x-api-key", b"").strip()
     if not secret:
         raise refusals.no_key()
     key = table.keys.get(hashlib.sha256(secret).hexdigest())
     if key is None:
         raise refusals.wrong_key()
-    if key.expires_at is not None and key.expires_at <= now:
+    if key.expires_at is not None and key.expires_at <= now():
         raise refusals.expired_key()
     return key
 
 
-def declared_length(headers: Iterable[Header]) -> int | None:
+def declared_length(headers: Headers) -> int | None:
     """The value of Content-Length, None when the body comes in chunks or there is none."""
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else None
-    return None
+    value = headers.get(b"content-length")
+    return int(value) if value is not None and value.isdigit() else None
 
 
 def endpoint(method: str, path: str) -> Literal["models", "model", "relay"]:
@@ -118,18 +122,10 @@ def find_model(table: Table, key: Key, name: str) -> Model:
     return model
 
 
-def usable(table: Table, model: Model, tried: Collection[str] = ()) -> list[Route]:
+def usable(table: Table, model: Model, tried: Collection[str] = ()) -> Sequence[Route]:
     """The routes to which a request for `model` could be sent now, without those in `tried`."""
-    if model.id in table.paused:
-        return []
-    return [
-        route
-        for route in model.routes
-        if route.state is RouteState.READY
-        and route.placement_id not in tried
-        and table.nodes.get(route.node_id) is NodeState.SERVING
-        and route.node_id in table.endpoints
-    ]
+    ready = table.ready.get(model.id, ())
+    return [route for route in ready if route.placement_id not in tried] if tried else ready
 
 
 def why_none(table: Table, model: Model) -> refusals.Refusal:
@@ -176,50 +172,50 @@ def is_ready(table: Table, model: Model) -> bool:
     return bool(usable(table, model))
 
 
-def request_id(headers: Iterable[Header]) -> bytes:
+def request_id(headers: Headers) -> bytes:
     """The client's ``x-request-id`` when it is short and plain, else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            if _REQUEST_ID.fullmatch(value):
-                return value
-            break
+    value = headers.get(b"x-request-id")
+    if value is not None and _REQUEST_ID.fullmatch(value):
+        return value
     return b"req-%b%08x" % (_RUN[:16], next(_COUNT) & 0xFFFFFFFF)
 
 
-def trace(headers: Iterable[Header]) -> list[Header]:
+def trace(headers: Headers) -> list[Header]:
     """The client's W3C trace context as it is, a new one when it sent none that is valid.
 
     Nothing here is a span of its own, so what the engine reports stands directly below the client's.
     """
-    parent = state = b""
-    for name, value in headers:
-        if name == b"traceparent":
-            parent = value if not parent else b"two"
-        elif name == b"tracestate":
-            state = value if not state else state + b"," + value
-    if _TRACE.fullmatch(parent) is None or parent.startswith(b"ff"):
+    parent = headers.get(b"traceparent")
+    if parent is None or _TRACE.fullmatch(parent) is None or parent.startswith(b"ff"):
         number = next(_COUNT)
         return [(b"traceparent", b"00-%b%016x-%b%08x-00" % (_RUN[:16], number, _RUN[16:24], number & 0xFFFFFFFF))]
+    state = headers.get(b"tracestate")
     if state and len(state) <= _TRACE_STATE_BYTES and state.isascii():
         return [(b"traceparent", parent), (b"tracestate", state)]
     return [(b"traceparent", parent)]
 
 
-def headers_to_node(headers: Iterable[Header]) -> list[Header]:
-    """What of a client's headers goes on: never its credentials, cookies or addresses."""
-    return [(name, value) for name, value in headers if name in _TO_NODE]
+def lines_to_node(headers: Headers) -> bytes:
+    """What of a client's headers goes on, as lines: never its credentials, cookies or addresses."""
+    return _lines_to_node(*map(headers.get, _TO_NODE))
+
+
+@functools.lru_cache(maxsize=512)
+def _lines_to_node(*values: bytes | None) -> bytes:
+    # Clients send the same few values again and again.
+    return lines((name, value) for name, value in zip(_TO_NODE, values, strict=True) if value is not None)
+
+
+def lines(headers: Iterable[Header]) -> bytes:
+    """Headers as they stand in a head."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def headers_to_client(headers: Iterable[Header]) -> list[Header]:
     """What of an engine's headers goes back; names in lower case."""
-    return [(name, value) for name, value in headers if name in _TO_CLIENT]
+    return [header for header in headers if header[0] in _TO_CLIENT]
 
 
-def is_event_stream(headers: Iterable[Header]) -> bool:
-    """Whether an answer is a stream of server-sent events."""
-    return any(name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers)
-
-
-def content_type(headers: Iterable[Header]) -> bytes:
-    """The type of a body, b"" when it is not told."""
-    return next((value for name, value in headers if name == b"content-type"), b"")
+def is_event_stream(kind: bytes) -> bool:
+    """Whether an answer of the content type `kind` is a stream of server-sent events."""
+    return kind[:17].lower() == b"text/event-stream"

@@ -1,9 +1,12 @@
 """The gateway of one process: what its requests share, and its door beside Django, an ASGI app."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agent.wire.http1.work import Works
+from mirbad.kernel import clock
 from models_app.gateway.access import AccessLog
 from models_app.gateway.client import Asgi, Client, Receive, Scope, Send
 from models_app.gateway.exchange import Exchanges
@@ -53,11 +56,13 @@ class Gateway:
         self.limiter = Limiter()
         self.in_flight = 0
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._visits: set[asyncio.Task[Any]] = set()
+        self.now: Callable[[], float] = clock.monotonic
+        self.visits = Works()
 
     async def start(self) -> None:
         """Read the routing table and begin to warm connections."""
         self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
         await self.loader.start()
         await self.recorder.start()
         if self.notices is not None:
@@ -65,10 +70,9 @@ class Gateway:
 
     async def stop(self) -> None:
         """End what is still open with an error that its client can read, then close all connections."""
-        if self._visits:  # the server has cancelled them just now; they write their last words
-            await asyncio.wait(self._visits, timeout=_ENDING_SECONDS)
-        for task in list(self._visits):
-            task.cancel()
+        # The server has cancelled what is still at work just now; it writes its last words.
+        await self.visits.all_over(_ENDING_SECONDS)
+        self.visits.cancel()
         if self.notices is not None:
             await self.notices.stop()
         await self.loader.stop()
@@ -83,17 +87,11 @@ class Gateway:
         )
         self.figures.follow(table, self.pools.counts(), self.exchanges.balance)
 
-    async def serve(self, client: Client) -> None:
+    def serve(self, client: Client, path: str) -> Coroutine[Any, Any, None]:
         """Answer one request, whatever happens."""
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("the gateway runs in tasks only")
-        self._visits.add(task)
-        try:
-            await Visit(self, client, task).run()
-        finally:
-            self._visits.discard(task)
+        return Visit(self, client, path).run()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for scopes of type http."""
-        await self.serve(Asgi(scope, receive, send))
+        client = Asgi(scope, receive, send)
+        await client.carry(self.serve(client, client.path))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
@@ -24,6 +24,7 @@ from agent.wire.http1.client import (
     TimedOut,
     UpstreamError,
 )
+from agent.wire.http1.work import as_task
 from mirbad.kernel import clock
 from models_app.gateway import core, refusals
 from models_app.gateway.balance import Balance
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 _ANSWER = (ANSWER_HEADER.lower().encode(), b"engine")
 _REFUSAL_BYTES = 64 * 1024
+_FRESH_SECONDS = 1.0
 # The agent says these before the engine has seen anything, so another replica may be asked.
 _NOT_TAKEN = frozenset({AgentCode.GENERATION_MISMATCH, AgentCode.NOT_FOUND, AgentCode.NOT_READY})
 
@@ -59,14 +61,14 @@ class Tables(Protocol):
 class Call:
     """What a client wants of an engine. `waited_seconds` sums up the time spent waiting, not working.
 
-    `more` gives what of the body follows `body`, b"" at its end; the whole has `length` bytes, None when that is not
-    known. `familiar` is what stickiness goes by.
+    `headers` are the lines of those that go on. `more` gives what of the body follows `body`, b"" at its end; the whole
+    has `length` bytes, None when that is not known. `familiar` is what stickiness goes by.
     """
 
     path: str
     name: str
     body: bytes
-    headers: list[core.Header]
+    headers: bytes
     request_id: bytes
     waited_seconds: float = 0.0
     model_id: str = ""
@@ -80,24 +82,30 @@ class Call:
 class _NotTaken(Exception):
     """A replica did not take the request; the next one may."""
 
-    def __init__(self, refusal: refusals.Refusal) -> None:
+    def __init__(self, refusal: refusals.Refusal, *, stale: bool = False) -> None:
         super().__init__(refusal.code)
         self.refusal = refusal
+        self.stale = stale
+        """Whether the node disagrees with the table: a newer one may name another place."""
 
 
-@dataclass(slots=True)
 class Answer:
     """An engine's answer: `status`, `headers`, then `read` until b"". `close` is due in every case, once or more."""
 
-    status: int
-    headers: list[core.Header]
-    model: Model
-    _call: Call
-    _route: Route
-    _connection: Connection
-    _pool: NodePool
-    _balance: Balance
-    _closed: bool = field(default=False)
+    __slots__ = ("_balance", "_call", "_closed", "_connection", "_pool", "_route", "headers", "model", "status")
+
+    def __init__(
+        self, connection: Connection, model: Model, call: Call, route: Route, pool: NodePool, balance: Balance
+    ) -> None:
+        self.status = connection.status
+        self.headers = connection.headers
+        self.model = model
+        self._call = call
+        self._route = route
+        self._connection = connection
+        self._pool = pool
+        self._balance = balance
+        self._closed = False
 
     @property
     def done(self) -> bool:
@@ -146,6 +154,8 @@ class Exchanges:
         self._tables = tables
         self._pools = pools
         self._figures = figures
+        self._heads: dict[tuple[str, str], bytes] = {}
+        self._heads_of: Table | None = None
         self.balance = Balance(clock.monotonic)
 
     @property
@@ -156,14 +166,17 @@ class Exchanges:
     async def open(self, call: Call, model: Model) -> Answer:
         """Send `call` to a replica of `model` and wait for the answer's head. Raises Refusal."""
         call.model_id = model.id
-        tried: set[str] = set()
+        tried: set[str] | None = None
         refusal: refusals.Refusal | None = None
+        stale: Table | None = None
         while True:
             table = self._tables.table
             model = table.models.get(call.name, model)
-            routes = core.usable(table, model, tried)
+            routes = core.usable(table, model, tried or ())
             if not routes:
-                if refusal is None and await self._waited(call, model, table):
+                if refusal is None and model.wait_seconds and await as_task(self._waited(call, model, table)):
+                    continue
+                if stale is table and await as_task(self._fresher(call, table)):
                     continue
                 raise refusal or core.why_none(table, model)
             route = self.balance.pick(routes, call.familiar)
@@ -173,12 +186,27 @@ class Exchanges:
                 if call.more is not None and call.begun:
                     raise error.refusal from None
                 refusal = error.refusal
-                tried.add(route.placement_id)
+                stale = table if error.stale else None
+                tried = {*(tried or ()), route.placement_id}
                 self._figures.retries[route.node_id] += 1
+
+    async def _fresher(self, call: Call, table: Table) -> bool:
+        """Wait a moment for the successor of `table`, which `hurry` has asked for; whether it came."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(_FRESH_SECONDS):
+                while self._tables.table is table:
+                    await self._tables.changed()
+        except TimeoutError:
+            return False
+        finally:
+            call.waited_seconds += loop.time() - began
+        return True
 
     async def _waited(self, call: Call, model: Model, table: Table) -> bool:
         """Wait until `model` is no longer on its way, as long as it allows. Whether to look again."""
-        if not model.wait_seconds or not core.is_coming(table, model):
+        if not core.is_coming(table, model):
             return False
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -203,7 +231,7 @@ class Exchanges:
         balance.enter(placement)
         connection: Connection | None = None
         try:
-            connection = await self._ask(pool, call, model, route)
+            connection = await self._ask(pool, call, model, route, self._start_of_head(table, route, call.path))
             if _ANSWER not in connection.headers:
                 raise await self._refused(connection, model, route)
         except (_NotTaken, UpstreamError) as error:
@@ -216,7 +244,21 @@ class Exchanges:
                 connection.abort()
             raise
         balance.succeeded(placement)
-        return Answer(connection.status, connection.headers, model, call, route, connection, pool, balance)
+        return Answer(connection, model, call, route, pool, balance)
+
+    def _start_of_head(self, table: Table, route: Route, path: str) -> bytes:
+        """What the heads of all requests to a route have in common, up to the value of the request's id."""
+        if table is not self._heads_of:
+            self._heads_of, self._heads = table, {}
+        found = self._heads.get((route.placement_id, path))
+        if found is None:
+            host = table.endpoints[route.node_id].server_name
+            engine_path = core.ENGINE_PATHS.get(path, path)
+            found = self._heads[route.placement_id, path] = (
+                f"POST {API_PREFIX}/instances/{route.placement_id}/relay{engine_path} HTTP/1.1\r\nHost: {host}\r\n"
+                f"{MODEL_HEADER}: {route.model_id}\r\n{GENERATION_HEADER}: {route.generation}\r\nX-Request-Id: "
+            ).encode()
+        return found
 
     def _meaning(self, error: Exception, call: Call, model: Model, route: Route) -> Exception:
         """What a failure means: another replica may be asked, or the client is told."""
@@ -233,32 +275,36 @@ class Exchanges:
         again = isinstance(error, Broken) and error.untouched and call.more is None
         return _NotTaken(failed) if again else failed
 
-    async def _ask(self, pool: NodePool, call: Call, model: Model, route: Route) -> Connection:
-        loop = asyncio.get_running_loop()
-        head = _head(pool.peer.server_name, call, route)
+    async def _ask(self, pool: NodePool, call: Call, model: Model, route: Route, start: bytes) -> Connection:
+        now = pool.loop.time
+        head = b"".join((start, call.request_id, _framing(call), call.headers, b"\r\n"))
         connection = pool.take_idle()
-        reused = connection is not None
+        kept, again = connection is not None, False
         while True:
-            began = loop.time()
+            began = now()
             try:
                 if connection is None:
-                    connection = await pool.connect()
-                await _transmit(connection, head, call)
+                    connection = await pool.obtain()
+                    kept = connection.served > 0
+                if call.more is None:
+                    connection.begin(head, call.body)
+                else:
+                    await _transmit(connection, head, call, call.more)
                 await connection.head(model.first_byte_seconds)
                 return connection
             except Broken as error:
                 # A kept connection that the agent closed meanwhile: the request never got there.
-                stale = reused and error.untouched and loop.time() - began <= STALE_WITHIN_SECONDS
+                stale = kept and not again and error.untouched and now() - began <= STALE_WITHIN_SECONDS
                 if not stale or call.more is not None:
                     raise
                 self._figures.retries[route.node_id] += 1
-                connection, reused = None, False
+                connection, again = None, True
             except BaseException:
                 if connection is not None:
                     connection.abort()
                 raise
             finally:
-                call.waited_seconds += loop.time() - began
+                call.waited_seconds += now() - began
 
     async def _refused(self, connection: Connection, model: Model, route: Route) -> Exception:
         """What an answer of the agent itself means for the client."""
@@ -274,7 +320,7 @@ class Exchanges:
         self._tables.hurry()
         log.info("the agent refused", node=route.node_id, model=model.id, code=said.code, detail=said.detail)
         if said.code in _NOT_TAKEN:
-            return _NotTaken(refusals.model_not_ready(model.id))
+            return _NotTaken(refusals.model_not_ready(model.id), stale=True)
         if said.code is AgentCode.NOT_APPROVED:
             return _NotTaken(refusals.node_pending_takeover(model.id, route.node_id))
         if said.code is AgentCode.ENGINE_UNREACHABLE:
@@ -282,33 +328,18 @@ class Exchanges:
         return refusals.upstream_failed(model.id)
 
 
-async def _transmit(connection: Connection, head: bytes, call: Call) -> None:
-    if call.more is None:
-        connection.begin(head, call.body)
-        return
+async def _transmit(connection: Connection, head: bytes, call: Call, more: Callable[[], Awaitable[bytes]]) -> None:
     call.begun = True  # what is read of the client now cannot be read again
     connection.begin(head, call.body, more=True, chunked=call.length is None)
-    while data := await call.more():
+    while data := await more():
         if not await connection.send(data):
             return  # the engine has answered already: it wants no more
     connection.end()
 
 
-def _head(host: str, call: Call, route: Route) -> bytes:
-    engine_path = core.ENGINE_PATHS.get(call.path, call.path)
+def _framing(call: Call) -> bytes:
     if call.more is None:
-        framing = f"Content-Length: {len(call.body)}"
-    elif call.length is not None:
-        framing = f"Content-Length: {call.length}"
-    else:
-        framing = "Transfer-Encoding: chunked"
-    lines = [
-        f"POST {API_PREFIX}/instances/{route.placement_id}/relay{engine_path} HTTP/1.1\r\nHost: {host}\r\n{framing}\r\n"
-        f"{MODEL_HEADER}: {route.model_id}\r\n{GENERATION_HEADER}: {route.generation}\r\nX-Request-Id: ".encode(),
-        call.request_id,
-        b"\r\n",
-    ]
-    for name, value in call.headers:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"\r\n")
-    return b"".join(lines)
+        return b"\r\nContent-Length: %d\r\n" % len(call.body)
+    if call.length is not None:
+        return b"\r\nContent-Length: %d\r\n" % call.length
+    return b"\r\nTransfer-Encoding: chunked\r\n"

@@ -15,15 +15,18 @@ from uvicorn.server import ServerState
 
 from agent.wire.http1.exchange import Exchange, Header
 from agent.wire.http1.server import ServerConnection, Service
-from models_app.gateway import refusals
-from models_app.gateway.client import Client, Direct
+from models_app.gateway import core, refusals
+from models_app.gateway.client import Client
 
 _PREFIX = b"/v1/"
+_MOST = (b"POST /v1/", b"GET /v1/")
 _LONGEST_METHOD = 8
 
 
 def is_v1(first: bytes) -> bool | None:
     """Of the first bytes of a request: whether it is for `/v1`; None while they are too few to tell."""
+    if first.startswith(_MOST):
+        return True
     space = first.find(b" ", 0, _LONGEST_METHOD)
     if space < 0:
         return None if len(first) < _LONGEST_METHOD else False
@@ -36,7 +39,7 @@ def is_v1(first: bytes) -> bool | None:
 class Front:
     """The factory of connections for one server; `serve` answers one request of `/v1`."""
 
-    def __init__(self, serve: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, serve: Callable[[Client, str], Coroutine[Any, Any, None]]) -> None:
         self._answer = serve
         self._service: Service | None = None
 
@@ -56,8 +59,8 @@ class Front:
                 keep_alive_seconds=config.timeout_keep_alive,
                 refusal=_bad_request,
                 connections=server_state.connections,
-                tasks=server_state.tasks,
-                fixed=lambda: b"".join(b"%b: %b\r\n" % header for header in server_state.default_headers),
+                works=server_state.tasks,
+                fixed=_Fixed(server_state).lines,
             )
 
         def other() -> asyncio.Protocol:
@@ -66,8 +69,32 @@ class Front:
         return ServerConnection(loop, service, is_v1, other)
 
     def _serve(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        target = exchange.target.partition(b"?")[0].decode("latin-1")
-        return self._answer(Direct(exchange, unquote(target) if "%" in target else target))
+        target = exchange.target
+        return self._answer(exchange, _PATHS.get(target) or _path(target))
+
+
+_PATHS = {path.encode(): path for path in core.JSON_PATHS | core.FORM_PATHS}
+
+
+def _path(target: bytes) -> str:
+    path = target.partition(b"?")[0].decode("latin-1")
+    return unquote(path) if "%" in path else path
+
+
+class _Fixed:
+    """The headers of every answer, rendered anew when uvicorn makes new ones: each second, for the date."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._headers: list[Header] | None = None
+        self._lines = b""
+
+    def lines(self) -> bytes:
+        """The lines."""
+        headers = self._state.default_headers
+        if headers is not self._headers:
+            self._headers, self._lines = headers, core.lines(headers)
+        return self._lines
 
 
 def _bad_request(words: str) -> tuple[list[Header], bytes]:

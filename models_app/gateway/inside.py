@@ -59,8 +59,8 @@ async def open_stream(body: bytes, *, model: str) -> AsyncIterator[bytes]:
         found = table.models.get(model)
         if found is None or peek.model != model:
             raise unknown_model(model)
-        headers = [(b"content-type", b"application/json"), *core.trace(())]
-        call = Call(CHAT_PATH, model, body, headers, core.request_id(()))
+        lines = core.lines([(b"content-type", b"application/json"), *core.trace({})])
+        call = Call(CHAT_PATH, model, body, lines, core.request_id({}))
         answer = await gateway.exchanges.open(call, found)
         if answer.status >= 400:
             raise await _engine_error(answer)

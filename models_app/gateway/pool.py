@@ -3,7 +3,9 @@
 import asyncio
 import socket
 import ssl
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -15,6 +17,7 @@ log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 5.0
 WARM_CONNECTIONS = 4
+DIALS_AT_ONCE = 4
 IDLE_SECONDS = 300.0
 """Below the keep-alive time of the agent, so that it is mostly this side that lets go."""
 MAX_IDLE = 256
@@ -36,16 +39,28 @@ def _notice_silence(transport: asyncio.BaseTransport) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Who waits for a connection, and since when."""
+
+    future: "asyncio.Future[Connection]"
+    since: float
+
+
 class NodePool:
     """The connections to one node, at one address with one TLS context."""
 
     def __init__(self, peer: Reachable, *, warm: int = WARM_CONNECTIONS) -> None:
         self.peer = peer
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._warm = warm
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._warming: asyncio.Task[None] | None = None
+        self._queue: deque[_Waiting] = deque()
+        self._dials: set[asyncio.Task[None]] = set()
+        self._dialling = 0
+        self._reached_at = 0.0
         self._not_before = 0.0
         self._retired = False
 
@@ -61,13 +76,65 @@ class NodePool:
 
     def take_idle(self) -> Connection | None:
         """The freshest idle connection, None when there is none."""
-        now = self._loop.time()
+        now = self.loop.time()
         while self._idle:
             connection = self._idle.pop()
             if connection.alive and now - connection.idle_since < IDLE_SECONDS:
                 return connection
             connection.abort()
         return None
+
+    async def obtain(self) -> Connection:
+        """A connection for one who found none idle: a new one, or one that became free meanwhile. Raises ConnectFailed.
+
+        Few handshakes go on at a time: each takes milliseconds of both sides, and of two hundred at once on a busy
+        machine the last would be over their time.
+        """
+        waiting = _Waiting(self.loop.create_future(), self.loop.time())
+        self._queue.append(waiting)
+        self._dial_more()
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            if waiting.future.done() and not waiting.future.cancelled() and waiting.future.exception() is None:
+                self._offer(waiting.future.result())
+            raise
+
+    def _dial_more(self) -> None:
+        while self._dialling < min(DIALS_AT_ONCE, len(self._queue)):
+            self._dialling += 1
+            dial = self.loop.create_task(self._dial_for_queue(), name=f"dial {self.peer.node_id}")
+            self._dials.add(dial)
+            dial.add_done_callback(self._dials.discard)
+
+    async def _dial_for_queue(self) -> None:
+        try:
+            connection = await self.connect()
+        except ConnectFailed as error:
+            self._refuse_waiting(error)
+        else:
+            self._reached_at = self.loop.time()
+            self._offer(connection)
+        finally:
+            self._dialling -= 1
+            self._dial_more()
+
+    def _offer(self, connection: Connection) -> None:
+        while self._queue:
+            future = self._queue.popleft().future
+            if not future.done():
+                future.set_result(connection)
+                return
+        self._idle.append(connection)
+
+    def _refuse_waiting(self, error: ConnectFailed) -> None:
+        """Tell the first in the queue, and all others since whose coming the node was not reached either."""
+        first = True
+        while self._queue and (first or self._queue[0].since > self._reached_at):
+            future = self._queue.popleft().future
+            if not future.done():
+                future.set_exception(error)
+                first = False
 
     async def connect(self) -> Connection:
         """A new connection, its handshake done. Raises ConnectFailed within CONNECT_SECONDS."""
@@ -89,7 +156,7 @@ class NodePool:
         return connection
 
     async def _dial(self) -> Connection:
-        peer, loop = self.peer, self._loop
+        peer, loop = self.peer, self.loop
         failed: Exception = OSError(f"{peer.host} has no address that may be dialled")
         for *_, address in await loop.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM):
             try:
@@ -115,11 +182,14 @@ class NodePool:
             connection.abort()
             return
         connection.rest()
-        self._idle.append(connection)
+        if self._queue:
+            self._offer(connection)
+        else:
+            self._idle.append(connection)
 
     def tend(self) -> None:
         """Let go of what was idle for too long, and begin to open what the warm minimum lacks."""
-        now = self._loop.time()
+        now = self.loop.time()
         keep = [c for c in self._idle if c.alive and now - c.idle_since < IDLE_SECONDS]
         for connection in self._idle:
             if connection not in keep:
@@ -128,7 +198,7 @@ class NodePool:
         if self._retired or len(self._idle) >= self._warm or now < self._not_before:
             return
         if self._warming is None or self._warming.done():
-            self._warming = self._loop.create_task(self._warm_up(), name=f"warm {self.peer.node_id}")
+            self._warming = self.loop.create_task(self._warm_up(), name=f"warm {self.peer.node_id}")
 
     async def _warm_up(self) -> None:
         # One at a time: each handshake takes milliseconds of the loop that streams run on.
@@ -136,11 +206,14 @@ class NodePool:
             try:
                 connection = await self.connect()
             except ConnectFailed as error:
-                self._not_before = self._loop.time() + _WARM_RETRY_SECONDS
+                self._not_before = self.loop.time() + _WARM_RETRY_SECONDS
                 log.info("no warm connection to the node", node=self.peer.node_id, reason=str(error))
                 return
-            connection.idle_since = self._loop.time()
-            self._idle.insert(0, connection)
+            connection.idle_since = self.loop.time()
+            if self._queue:
+                self._offer(connection)
+            else:
+                self._idle.insert(0, connection)
 
     def retire(self, *, cut: bool) -> None:
         """Take no more work. `cut` closes what is under way too: the node's trust is gone or changed."""
@@ -149,6 +222,8 @@ class NodePool:
             self._warming.cancel()
         for connection in list(self._open) if cut else self._idle:
             connection.abort()
+        while self._queue:
+            self._refuse_waiting(ConnectFailed("the node's address or trust changed meanwhile"))
         self._idle = []
 
     def _lost(self, connection: Connection) -> None:
@@ -157,7 +232,7 @@ class NodePool:
             self._idle.remove(connection)
             if not connection.served:
                 # An agent that refuses this master does so behind the handshake: do not knock without a pause.
-                self._not_before = self._loop.time() + _WARM_RETRY_SECONDS
+                self._not_before = self.loop.time() + _WARM_RETRY_SECONDS
 
 
 class Pools:
@@ -172,8 +247,11 @@ class Pools:
     def of(self, peer: Reachable) -> NodePool:
         """The pool of connections to `peer`."""
         pool = self._pools.get(peer.node_id)
-        if pool is None or pool.peer != peer:
-            pool = self._replace(peer)
+        if pool is None or pool.peer is not peer:
+            if pool is not None and pool.peer == peer:
+                pool.peer = peer  # of a newer table, the same
+            else:
+                pool = self._replace(peer)
         return pool
 
     def sync(self, table: Table) -> None:

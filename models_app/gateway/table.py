@@ -1,7 +1,7 @@
 """What the gateway routes by: an immutable picture of keys, models, placements and nodes. Pure."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -120,3 +120,19 @@ class Table:
     endpoints: Mapping[str, Reachable] = field(default_factory=dict)
     closed: Refusal | None = None
     paused: Mapping[str, Refusal] = field(default_factory=dict)
+    ready: Mapping[str, Sequence[Route]] = field(init=False)
+    """The routes, by model id, to which requests go now: ready, on a serving node, not paused."""
+
+    def __post_init__(self) -> None:
+        ready = {}
+        for model in self.models.values():
+            if model.id not in self.paused and model.id not in ready:
+                ready[model.id] = tuple(route for route in model.routes if self._takes(route))
+        object.__setattr__(self, "ready", ready)  # worked out once, the table is frozen
+
+    def _takes(self, route: Route) -> bool:
+        return (
+            route.state is RouteState.READY
+            and self.nodes.get(route.node_id) is NodeState.SERVING
+            and route.node_id in self.endpoints
+        )

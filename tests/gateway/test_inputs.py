@@ -280,8 +280,10 @@ def test_a_thousand_idle_streams_stay_open_and_leave_nothing_behind(fleet):
             b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
             b'Content-Length: 27\r\n\r\n{"model":"m","stream":true}' % (CHAT.encode(), SECRET.encode())
         )
-        await reader.readuntil(b"}}]}")
-        opened.release()
+        try:
+            await reader.readuntil(b"}}]}")
+        finally:
+            opened.release()
         rest = await reader.read()
         writer.close()
         return b"[DONE]" in rest
@@ -297,7 +299,7 @@ def test_a_thousand_idle_streams_stay_open_and_leave_nothing_behind(fleet):
         return await asyncio.gather(*clients)
 
     fleet.engine.script = script
-    fleet.table(model(idle_seconds=60.0))
+    fleet.table(model(first_byte_seconds=60.0, idle_seconds=60.0))
     assert asyncio.run(many()) == [True] * 1000
     assert fleet.wait_for(lambda: fleet.gateway.in_flight == 0, 5)
     assert fleet.gateway.exchanges.flight == {}

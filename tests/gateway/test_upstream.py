@@ -1,6 +1,7 @@
 """The client towards agents meets servers that are broken, slow or hostile."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -297,6 +298,17 @@ class FakeTransport(asyncio.Transport):
 
     def resume_reading(self):
         pass
+
+
+async def test_what_came_while_the_loop_was_held_up_is_read_before_the_peer_is_called_silent():
+    connection = Connection(asyncio.get_running_loop())
+    connection.connection_made(FakeTransport())
+    connection.begin(REQUEST, b"")
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.06, connection.data_received, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    loop.call_soon(time.sleep, 0.1)  # both are overdue now, the limit for longer
+    await connection.head(0.05)
+    assert connection.status == 200
 
 
 async def _fed(pieces):

@@ -11,10 +11,13 @@ from typing import Any, Literal, cast
 
 import httptools
 
+from agent.wire.http1.work import Waiter
+
 MAX_HEAD_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 256 * 1024
 LOW_WATER_BYTES = 64 * 1024
 STALE_WITHIN_SECONDS = 2.0
+LAST_CHANCE_SECONDS = 0.05
 _JOIN_BYTES = 16 * 1024
 
 
@@ -48,13 +51,15 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter = Waiter()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._overdue = False
         self._error: UpstreamError | None = None
         self._state: Literal["idle", "head", "body", "done", "dead"] = "idle"
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._head_bytes = self._raw_head_bytes = 0
+        self._head_bytes = 0
         self._any_byte = False
         self._sink: Callable[[bytes], bool] | None = None
         self._paused = False
@@ -62,7 +67,6 @@ class Connection(asyncio.Protocol):
         self._chunked = False
         self._write_paused = False
         self._keep_alive = False
-        self._framed = False
         self._limit_seconds = 0.0
         self._quiet_since = 0.0
         self.served = 0
@@ -81,8 +85,8 @@ class Connection(asyncio.Protocol):
         self._state = "head"
         self._sending, self._chunked = more, chunked
         self._buffer.clear()
-        self._buffered = self._head_bytes = self._raw_head_bytes = self.status = 0
-        self._any_byte = self._keep_alive = self._framed = False
+        self._buffered = self._head_bytes = self.status = 0
+        self._any_byte = self._keep_alive = False
         self.headers = []
         self.served += 1
         self._quiet_since = self._loop.time()
@@ -97,7 +101,8 @@ class Connection(asyncio.Protocol):
     async def send(self, data: bytes) -> bool:
         """Send the next piece of the body when the server takes more. False: its answer is here already."""
         while self._write_paused and self._state == "head":
-            await self._wait()
+            self._watch()
+            await self._waiter
         if self._state != "head":
             return False
         self._transport.write(_chunk(data) if self._chunked else data)
@@ -113,7 +118,8 @@ class Connection(asyncio.Protocol):
         """Wait for the head; `status` and `headers` (names in lower case) are set then. Raises UpstreamError."""
         self._limit_seconds = limit_seconds
         while self._state == "head":
-            await self._wait()
+            self._watch()
+            await self._waiter
         if self._state == "dead" and self._error is not None and not self.status:
             raise self._error
 
@@ -131,8 +137,9 @@ class Connection(asyncio.Protocol):
         if self._buffer or self._state == "done":
             return
         self._sink = sink
+        self._watch()
         try:
-            await self._wait()
+            await self._waiter
         finally:
             self._sink = None
         if self._error is not None and not self._buffer:
@@ -146,7 +153,8 @@ class Connection(asyncio.Protocol):
                 return b""
             if self._error is not None:
                 raise self._error
-            await self._wait()
+            self._watch()
+            await self._waiter
         return self._drain()
 
     def _drain(self) -> bytes:
@@ -191,33 +199,31 @@ class Connection(asyncio.Protocol):
 
     # Waiting and time-outs
 
-    async def _wait(self) -> None:
+    def _watch(self) -> None:
         self._quiet_since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._limit_seconds, self._tick)
-        elif self._timer.when() > self._quiet_since + self._limit_seconds:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self._limit_seconds, self._tick)
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._overdue = False
+        due = self._quiet_since + self._limit_seconds
+        if self._timer is None or self._timer_due > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_due = self._loop.call_later(self._limit_seconds, self._tick), due
 
     def _tick(self) -> None:
-        # One timer an exchange, moved lazily: re-arming it for every event would cost more than the event.
+        # One timer a connection, moved lazily: re-arming it for every event would cost more than the event.
         self._timer = None
-        if self._waiter is None:
+        if not self._waiter.waited_for:
             return
-        left = self._quiet_since + self._limit_seconds - self._loop.time()
+        now = self._loop.time()
+        left = self._quiet_since + self._limit_seconds - now
         if left > 0:
-            self._timer = self._loop.call_later(left, self._tick)
+            self._overdue = False
+            self._timer, self._timer_due = self._loop.call_later(left, self._tick), now + left
+        elif not self._overdue:
+            # A loop that was held up runs its timers first: what came meanwhile is read before anyone is called silent.
+            self._overdue = True
+            self._timer, self._timer_due = self._loop.call_later(LAST_CHANCE_SECONDS, self._tick), now
         else:
             self._fail(TimedOut("the engine was silent for too long"))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _fail(self, error: UpstreamError) -> None:
         if self._state == "dead":
@@ -231,7 +237,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         if self._transport is not None:
             self._transport.abort()
-        self._wake()
+        self._loop.call_soon(self._waiter.wake)  # who aborts may be amid something
 
     # asyncio.Protocol
 
@@ -246,7 +252,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """asyncio: the server takes more again."""
         self._write_paused = False
-        self._wake()
+        self._waiter.wake()
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes came."""
@@ -254,23 +260,25 @@ class Connection(asyncio.Protocol):
             self._fail(Broken("bytes came that nobody asked for"))
             return
         self._any_byte = True
-        in_head = self._state == "head"
+        if self._state == "head":
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             cause = error.__context__ if isinstance(error.__context__, UpstreamError) else None
             self._fail(cause or Broken(f"not valid HTTP: {error}"))
             return
-        if self._sink is not None and self._buffer and self._state == "body":
+        if self._state == "head":
+            # What the parser has not yet told of, too: one line without an end.
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(Broken("the head of the answer is too large"))
+        elif self._sink is None or self._state != "body":
+            self._waiter.wake()
+        elif self._buffer:
             self._quiet_since = self._loop.time()
             if not self._sink(self._drain()):
                 self._sink = None
-                self._wake()
-        if in_head:
-            # What the parser has not yet told of, too: one line without an end.
-            self._raw_head_bytes += len(data)
-            if self._state == "head" and self._raw_head_bytes > MAX_HEAD_BYTES:
-                self._fail(Broken("the head of the answer is too large"))
+                self._waiter.wake()
 
     def eof_received(self) -> bool:
         """asyncio: the peer will send no more."""
@@ -297,17 +305,7 @@ class Connection(asyncio.Protocol):
         """httptools: one header, or a trailer when the body has begun."""
         if self._state != "head":
             raise Broken("trailers came")
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise Broken("the head of the answer is too large")
-        name = name.lower()
-        self.headers.append((name, value))
-        if name == b"content-length":
-            self._framed = True
-        elif name == b"transfer-encoding":
-            if value.strip().lower() != b"chunked":
-                raise Broken("the answer has a transfer coding other than chunked")
-            self._framed = True
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """httptools: the head is whole."""
@@ -316,12 +314,18 @@ class Connection(asyncio.Protocol):
             raise Broken(f"an answer with status {status} came")
         if self._parser.get_http_version() != "1.1":
             raise Broken("the answer is not HTTP/1.1")
-        if not self._framed and status not in (204, 304):
+        if self._head_bytes > MAX_HEAD_BYTES and sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
+            raise Broken("the head of the answer is too large")
+        found = dict(self.headers)
+        if b"transfer-encoding" in found:
+            codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+            if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+                raise Broken("the answer has a transfer coding other than chunked")
+        elif b"content-length" not in found and status not in (204, 304):
             raise Broken("the answer says neither its length nor that it comes in chunks")
         self.status = status
         self._keep_alive = self._parser.should_keep_alive()
         self._state = "body"
-        self._wake()
 
     def on_body(self, data: bytes) -> None:
         """httptools: a piece of the body, without the marks of its chunks."""
@@ -330,8 +334,6 @@ class Connection(asyncio.Protocol):
         if self._buffered > HIGH_WATER_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        if self._sink is None:
-            self._wake()
 
     def on_message_complete(self) -> None:
         """httptools: the body ended as announced."""
@@ -339,7 +341,6 @@ class Connection(asyncio.Protocol):
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        self._wake()
 
 
 def _chunk(data: bytes) -> bytes:

@@ -5,6 +5,8 @@ import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agent.wire.http1.work import Waiter
+
 if TYPE_CHECKING:
     from agent.wire.http1.server import ServerConnection
 
@@ -56,7 +58,7 @@ class Exchange:
         self.on_gone: Callable[[], object] | None = None
         self._parts: list[bytes] = []
         self._body_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter = Waiter()
         self._head: bytes | None = None
         self._chunked = False
         self._keep_alive = True
@@ -67,6 +69,17 @@ class Exchange:
     def transport(self) -> asyncio.Transport:
         """The connection below."""
         return self._connection.transport
+
+    @property
+    def over(self) -> bool:
+        """Whether the answer has ended."""
+        return self._over
+
+    def watch(self, on_gone: Callable[[], object] | None) -> None:
+        """Call `on_gone` when the client leaves, or at once if it has left; None ends the watch."""
+        self.on_gone = on_gone
+        if self.gone and on_gone is not None:
+            on_gone()
 
     # The request
 
@@ -90,28 +103,19 @@ class Exchange:
             if self._expects:
                 self._expects = False
                 self._connection.transport.write(_CONTINUE)
-            await self._wait()
-        return self.take()
-
-    async def _wait(self) -> None:
-        self._waiter = self._connection.loop.create_future()
-        try:
             await self._waiter
-        finally:
-            self._waiter = None
+        return self.take()
 
     def wake(self) -> None:
         """Something changed for whoever waits in `read` or `write`."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._waiter.wake()
 
     def feed(self, data: bytes) -> None:
-        """A piece of the body came."""
+        """A piece of the body came; whoever waits is woken behind the parser's turn."""
         self._parts.append(data)
         self._body_bytes += len(data)
         if self._body_bytes > HIGH_WATER_BYTES:
             self._connection.pause()
-        self.wake()
 
     def leave(self) -> None:
         """The client is gone; `on_gone` is told, unless the answer is over."""
@@ -160,7 +164,7 @@ class Exchange:
     async def ready(self) -> None:
         """Wait while the client takes no more."""
         while self._connection.write_paused and not self.gone:
-            await self._wait()
+            await self._waiter
 
     def write_now(self, data: bytes) -> bool:
         """`write` without waiting: whether the client takes more."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 import httptools
 
 from agent.wire.http1.exchange import STATUS_LINES, Exchange, Header
+from agent.wire.http1.work import Work, Works
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 20.0
@@ -27,7 +28,7 @@ Serve = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 
 class Service:
-    """What the connections of one server share: `serve` runs once a request, as a task in `tasks`."""
+    """What the connections of one server share: `serve` runs once a request, as work, which is held in `works`."""
 
     def __init__(
         self,
@@ -36,14 +37,14 @@ class Service:
         keep_alive_seconds: float,
         refusal: Callable[[str], tuple[list[Header], bytes]],
         connections: set[Any] | None = None,
-        tasks: set[asyncio.Task[None]] | None = None,
+        works: "Works | set[Any]",
         fixed: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self.serve = serve
         self.keep_alive_seconds = keep_alive_seconds
         self.refusal = refusal
         self.connections: set[Any] = set() if connections is None else connections
-        self.tasks: set[asyncio.Task[None]] = set() if tasks is None else tasks
+        self.works = works
         self.fixed = fixed
         self.own: set[ServerConnection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -96,7 +97,7 @@ class ServerConnection(asyncio.Protocol):
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._begun = False
         self._url = b""
         self._headers: list[Header] = []
         self._head_bytes = 0
@@ -170,8 +171,22 @@ class ServerConnection(asyncio.Protocol):
             cause = error.__context__ if isinstance(error.__context__, _Bad) else None
             self._refuse(str(cause) if cause else "The request is not valid HTTP/1.1.")
             return
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse("The head of the request is too large.")
+        exchange = self._exchange
+        if exchange is None:
+            if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse("The head of the request is too large.")
+        elif self._begun:
+            exchange.wake()
+        else:
+            self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
+        # Behind the parser's turn: most requests are whole by now, and are served in one go.
+        self._begun = True
+        service = self._service
+        work = Work(service.serve(exchange), service.works.discard)
+        service.works.add(work)
+        work.begin()
 
     # httptools
 
@@ -188,9 +203,10 @@ class ServerConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: one header, or a trailer."""
-        if not self._in_head and not self._closing:
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+        elif not self._closing:
             raise _Bad("Trailers are not taken.")
-        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """httptools: the head is whole; its exchange begins."""
@@ -215,9 +231,7 @@ class ServerConnection(asyncio.Protocol):
         if hosts != 1 and not (hosts == 0 and self.is_old):
             raise _Bad("The request names no host, or more than one.")
         self._exchange = exchange
-        task = self._task = self.loop.create_task(self._service.serve(exchange))
-        self._service.tasks.add(task)
-        task.add_done_callback(self._service.tasks.discard)
+        self._begun = False
 
     def on_body(self, data: bytes) -> None:
         """httptools: a piece of the body."""
@@ -228,7 +242,6 @@ class ServerConnection(asyncio.Protocol):
         """httptools: the request is whole."""
         if self._exchange is not None and not self._closing:
             self._exchange.whole = True
-            self._exchange.wake()
 
     # The exchange, as it goes on
 
@@ -288,7 +301,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _refuse(self, words: str) -> None:
         self._closing = self._last = True
-        if self._exchange is not None:
+        if self._exchange is not None and self._begun:
             # The request in hand is broken, or what follows it is: nothing here can be trusted any more.
             self.transport.close()
             self._exchange.leave()
