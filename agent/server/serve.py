@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -314,6 +315,8 @@ async def serve(config: AgentConfig, stop: asyncio.Event, probes: Probes | None 
         server = Server(config, store, probes or machine_probes(config))
         stack.push_async_callback(server.stop)
         await server.start()
+        gc.collect()
+        gc.freeze()  # what stands now stays: no collection need look at it again
         node_id = server.door.identity.node_id
         log.info("agent %s of node %s listens on %s:%d", __version__, node_id, config.bind, server.port)
         notifier = Notifier()

@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import gc
 import os
 import ssl
 import sys
@@ -41,6 +42,7 @@ async def relay(port: int, engine_port: int, folder: str) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
     serving = Relay(Instances(engine_port), lambda _: None, asyncio.Protocol, keep_alive_seconds=600)
     server = await asyncio.get_running_loop().create_server(serving.protocol, "127.0.0.1", port, ssl=context)
+    gc.freeze()  # as `agent.server.serve` does
     await server.serve_forever()
 
 
@@ -87,6 +89,7 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
             await (core if scope["path"].startswith("/v1/") else django)(scope, receive, send)
 
     await core.start()
+    gc.freeze()  # as `mirbad.asgi` does
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
