@@ -14,6 +14,7 @@ from nodes.errors import EnrollmentRefused, NodeIncompatible, NodeOffline
 from nodes.link import client, health, pools
 from nodes.models import JoinToken, Node, NodeCondition
 from nodes.pki import keys
+from tests.nodes.answering import Agent
 from tests.nodes.parts import (
     OPERATOR,
     PEER,
@@ -24,7 +25,6 @@ from tests.nodes.parts import (
     request_for,
     tls_peer,
 )
-from tests.nodes.test_link import Agent
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("live_master")]
 
