@@ -42,38 +42,62 @@ def _postgres_program(name: str) -> Path:
     return versions[-1]
 
 
+class Postgres:
+    """A fresh server in a folder of its own. `start` and `stop` may follow each other; its data stays until `end`."""
+
+    def __init__(self) -> None:
+        # the server refuses to run as root; Debian's package brings a user for it
+        user = _unprivileged() if os.getuid() == 0 else None
+        initdb, self._server = _postgres_program("initdb"), _postgres_program("postgres")
+        self._folder = Path(tempfile.mkdtemp(prefix="mirbad-pg-"))
+        self._who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+        self._running: subprocess.Popen[bytes] | None = None
+        password = secrets.token_hex(16)
+        (self._folder / "password").write_text(password)
+        if user is not None:
+            shutil.chown(self._folder, user.pw_uid, user.pw_gid)
+            shutil.chown(self._folder / "password", user.pw_uid, user.pw_gid)
+        make = [initdb, "-D", self._folder / "data", "-U", "mirbad", "--pwfile", self._folder / "password"]
+        self._run([*make, "-A", "scram-sha-256", "-E", "UTF8", "--no-locale", "-N"])
+        self._port = free_port()
+        self.url = f"postgres://mirbad:{password}@127.0.0.1:{self._port}/postgres"
+
+    def _run(self, command: list[str | Path]) -> None:
+        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._who)
+
+    def start(self) -> None:
+        """Serve; returns once it does."""
+        quick = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200"]
+        options = [item for setting in (*quick, f"unix_socket_directories={self._folder}") for item in ("-c", setting)]
+        with (self._folder / "log").open("a") as log:
+            self._running = subprocess.Popen(
+                [self._server, "-D", self._folder / "data", "-h", "127.0.0.1", "-p", str(self._port), *options],
+                stdout=log, stderr=log, cwd=self._folder, start_new_session=True, **self._who,
+            )  # fmt: skip
+        _wait_for_port(self._port, self._running, self._folder / "log")
+
+    def stop(self) -> None:
+        """A fast shutdown: who is connected is cut off."""
+        if self._running is not None:
+            self._running.send_signal(2)
+            self._running.wait(timeout=30)
+            self._running = None
+
+    def end(self) -> None:
+        """Stop, and delete the data."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """The DATABASE_URL of a fresh server. Raises Missing."""
-    initdb, server = _postgres_program("initdb"), _postgres_program("postgres")
-    # the server refuses to run as root; Debian's package brings a user for it
-    user = _unprivileged() if os.getuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="mirbad-pg-"))
-    password = secrets.token_hex(16)
+    server = Postgres()
     try:
-        (folder / "password").write_text(password)
-        if user is not None:
-            shutil.chown(folder, user.pw_uid, user.pw_gid)
-            shutil.chown(folder / "password", user.pw_uid, user.pw_gid)
-        who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
-        make = [initdb, "-D", folder / "data", "-U", "mirbad", "--pwfile", folder / "password", "-A", "scram-sha-256"]
-        subprocess.run([*make, "-E", "UTF8", "--no-locale", "-N"], check=True, capture_output=True, cwd=folder, **who)
-        port = free_port()
-        quick = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200"]
-        options = [item for setting in (*quick, f"unix_socket_directories={folder}") for item in ("-c", setting)]
-        with (folder / "log").open("w") as log:
-            running = subprocess.Popen(
-                [server, "-D", folder / "data", "-h", "127.0.0.1", "-p", str(port), *options],
-                stdout=log, stderr=log, cwd=folder, start_new_session=True, **who,
-            )  # fmt: skip
-        try:
-            _wait_for_port(port, running, folder / "log")
-            yield f"postgres://mirbad:{password}@127.0.0.1:{port}/postgres"
-        finally:
-            running.send_signal(2)  # a fast shutdown
-            running.wait(timeout=30)
+        server.start()
+        yield server.url
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        server.end()
 
 
 def _unprivileged() -> pwd.struct_passwd:

@@ -5,6 +5,8 @@ come up and end at once, so that each start and stop that was carried out can be
 """
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -36,6 +38,7 @@ from nodes.errors import NodeOffline
 from nodes.link import client, health
 from nodes.models import Node
 from tests.agent.core.engines import RememberedEngines
+from tests.bench.hub import Hub
 from tests.models_app.things import PERSON, placed
 from tests.trust.ca_fleet import Fleet, SimulatedAgent
 
@@ -99,7 +102,7 @@ async def _capabilities() -> Capabilities:
         memory_model_reason="no GPU",
         gpus=(),
         runtimes=(RuntimeCapability(runtime=Runtime.SIM, delivery=Delivery.PROCESS, available=True),),
-        features=(Feature.PKI_ROTATE,),
+        features=(Feature.PKI_ROTATE, Feature.DOWNLOADS),
         folders=(),
         models_root="/srv/models",
         allow_tag_pulls=False,
@@ -143,6 +146,7 @@ class Points:
         self.met: list[str] = []
         self.armed: int | None = None
         self.act: Callable[[str], None] = lambda _: None
+        self.at_work = ""
         self._busy = False
 
     def reset(self, armed: int | None, act: Callable[[str], None]) -> None:
@@ -162,6 +166,18 @@ class Points:
         finally:
             self._busy = False
 
+    def claim(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """The claim of a step: from here on its operation is `at_work`."""
+
+        def call(operation_id: str, owner: str) -> Any:
+            step = real(operation_id, owner)
+            if step is not None and not self._busy:
+                self.at_work = operation_id
+                self.cross("claimed")
+            return step
+
+        return call
+
     def around(self, real: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
         """`real` between two points."""
 
@@ -179,7 +195,6 @@ class Points:
     def installed(self) -> Iterator["Points"]:
         """While the block runs, every worker of this process comes through."""
         places: tuple[tuple[Any, str, str, str], ...] = (
-            (ledger, "claim", "", "claimed"),
             (worker, "_effect", "before the effect", "after the effect"),
             (client, "call", "before a call", "after a call"),
             (ledger, "_update", "", "in the write"),
@@ -192,6 +207,7 @@ class Points:
         with ExitStack() as stack:
             for patch in patches:
                 stack.enter_context(patch)
+            stack.enter_context(mock.patch.object(ledger, "claim", self.claim(ledger.claim)))
             stack.enter_context(mock.patch.object(Bell, "ring", return_value=False))
             yield self
 
@@ -206,6 +222,10 @@ class Bench:
         self._boot = mock.patch.object(agent_clock, "boot_id", self._boot_id)
         self._boot.start()
         self._made = 0
+        self.hub = Hub()
+        self.hub.__enter__()
+        self._endpoint = mock.patch.dict(os.environ, {"HF_ENDPOINT": self.hub.endpoint})
+        self._endpoint.start()
         for node_id in ("a", "b"):
             self.add(node_id)
 
@@ -235,6 +255,8 @@ class Bench:
     def close(self) -> None:
         """End the agents."""
         self.fleet.close()
+        self._endpoint.stop()
+        self.hub.__exit__(None, None, None)
         self._boot.stop()
 
     def wipe(self) -> None:
@@ -287,6 +309,8 @@ class Bench:
         ca_rotation.tick()
         for operation_id in ledger.due_ids():
             worker.run(operation_id)
+        if unfinished().filter(kind="download").exists():
+            time.sleep(0.02)  # bytes move by the real clock
         self.forward(6)
 
     def finish(self, operation_id: str, rounds: int = 80) -> Operation:

@@ -1,16 +1,20 @@
 """One of each kind of operation: what is there before, how it is asked for, and what must be true at the end."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.fence import Fence
-from jobs import evacuation, identity, moves, requests, takeover, unplacing
+from jobs import ca_rotation, downloads, evacuation, identity, moves, requests, takeover, unplacing
 from jobs.loops.strays import stop_strays_once
 from jobs.models import Operation
+from models_app.artifacts.wishes import Wish
 from models_app.models import Placement
 from nodes import fencing
-from nodes.models import MasterIdentity, Node, NodePin
+from nodes.models import CaRotation, MasterIdentity, Node, NodePin
+from tests.bench.hub import Repository
 from tests.jobs.kills.bench import Bench
+from tests.jobs.kills.names import NAMES
 from tests.models_app.things import PERSON, placed
 
 
@@ -105,6 +109,30 @@ def _taken(bench: Bench, outcome: str) -> list[str]:
     return _told(not row.fenced_reason and held == {ours}, f"{outcome}: held {held}, ours {ours}, {row.fenced_reason}")
 
 
+def _offered(bench: Bench) -> None:
+    """A repository on the hub, and nothing of it on the node."""
+    bench.hub.add(Repository(name="acme/tiny", files={"config.json": b"{}", "model.safetensors": b"weights" * 999}))
+    shutil.rmtree(bench.machine("a").config.models_root / "acme--tiny", ignore_errors=True)
+
+
+def _brought(bench: Bench, outcome: str) -> list[str]:
+    folder = bench.machine("a").config.models_root / "acme--tiny"
+    if outcome == "cancelled" and not folder.exists():
+        return []
+    # A wish to end may come when all is there already; what never stands there is a part.
+    whole = folder.exists() and (folder / "model.safetensors").read_bytes() == b"weights" * 999
+    return _told(whole, "the weights are not whole")
+
+
+def _rotated(bench: Bench, outcome: str) -> list[str]:
+    newest = CaRotation.objects.order_by("-started_at").first()
+    stage = newest.stage if newest is not None else "none"
+    out = bench.fleet.locked_out()
+    return _told(outcome != "succeeded" or stage == "Closed", f"the rotation is {stage}") + [
+        f"{one} is out" for one in out
+    ]
+
+
 SCENARIOS = (
     Scenario(
         "launch",
@@ -159,4 +187,13 @@ SCENARIOS = (
         check=_taken,
         engines=False,
     ),
+    Scenario(
+        "download",
+        _offered,
+        lambda _: downloads.request("a", Wish("acme/tiny"), None, PERSON),
+        check=_brought,
+        engines=False,
+    ),
+    Scenario("ca-rotation", lambda _: None, lambda _: ca_rotation.start(PERSON), check=_rotated, engines=False),
 )
+assert tuple(scenario.name for scenario in SCENARIOS) == NAMES

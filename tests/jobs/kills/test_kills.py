@@ -114,7 +114,7 @@ class Run:
         raise NodeOffline("No answer came in time.")
 
     def _delivered_twice(self, _: str) -> None:
-        assert worker.run(self.operation_id) == 0, "two workers at one step"
+        assert worker.run(self.points.at_work) == 0, "two workers at one step"
 
     def _asked_to_end(self, _: str) -> None:
         try:
@@ -177,9 +177,9 @@ def _scenario(run: Run, wrong: list[str]) -> dict[str, dict[str, int]]:
 def _one(run: Run, fault: str, at: int, counted: dict[str, int], wrong: list[str]) -> None:
     try:
         found = run.go(fault, at)
-    except AssertionError as error:
+    except (AssertionError, MirbadError) as error:
         counted["lost"] += 1
-        wrong.append(f"{run.scenario.name}, {fault} at {at}: {error}")
+        wrong.append(f"{run.scenario.name}, {fault} at {at}: {error!r}")
         return
     if found:
         counted["wrong"] += 1
