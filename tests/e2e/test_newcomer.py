@@ -19,6 +19,19 @@ from tests.e2e.fleet import ROOT, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
+def _make_up(environ, *command: str, seconds: float = 30) -> "subprocess.CompletedProcess[str]":
+    """Run `make up` (or `command` that does) to its end, which is to come by itself."""
+    return subprocess.run(
+        command or (sys.executable, "-m", "mirbad.up"),
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
 def test_make_up_ends_in_a_streamed_token_and_in_lines_that_work(make_fleet):
     fleet = make_fleet(starter="smollm2-135m").start()
     assert any("First token streamed through /v1" in line for line in fleet.lines)
@@ -73,15 +86,7 @@ def test_a_starter_engine_that_died_with_everything_else_is_started_once_more(ma
 
 def test_a_second_make_up_on_the_same_data_is_refused_by_name_of_the_first(make_fleet):
     fleet = make_fleet().start()
-    second = subprocess.run(
-        [sys.executable, "-m", "mirbad.up"],
-        cwd=ROOT,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    second = _make_up(fleet.environ)
     assert second.returncode == 1
     (line,) = second.stderr.splitlines()
     assert f"process {fleet.up.pid}" in line
@@ -122,15 +127,7 @@ def test_a_taken_port_is_one_line_that_names_it_and_its_setting(make_fleet, vari
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", fleet.ports[variable]))
         holder.listen()
-        done = subprocess.run(
-            [sys.executable, "-m", "mirbad.up"],
-            cwd=ROOT,
-            env=fleet.environ,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        done = _make_up(fleet.environ)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert str(fleet.ports[variable]) in line
@@ -143,15 +140,9 @@ def test_a_data_folder_on_a_read_only_disk_is_one_line(make_fleet, tmp_path):
         pytest.skip("a read-only mount needs root")
     place = tmp_path / "read-only"
     place.mkdir()
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o ro tmpfs {place} && exec {sys.executable} -m mirbad.up"],
-        cwd=ROOT,
-        env={**make_fleet().environ, "MIRBAD_DATA": str(place / "data")},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    line = f"mount -t tmpfs -o ro tmpfs {place} && exec {sys.executable} -m mirbad.up"
+    environ = {**make_fleet().environ, "MIRBAD_DATA": str(place / "data")}
+    done = _make_up(environ, "unshare", "--mount", "sh", "-c", line)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "cannot be written (Read-only file system)" in line
@@ -172,15 +163,7 @@ def test_a_data_folder_on_a_read_only_disk_is_one_line(make_fleet, tmp_path):
 )
 def test_a_bad_setting_is_one_line_that_names_it(make_fleet, name, value, words):
     fleet = make_fleet(**{name: value})
-    done = subprocess.run(
-        [sys.executable, "-m", "mirbad.up"],
-        cwd=ROOT,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = _make_up(fleet.environ)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert words in line
@@ -189,15 +172,7 @@ def test_a_bad_setting_is_one_line_that_names_it(make_fleet, name, value, words)
 
 def test_a_database_that_does_not_answer_is_said_and_nothing_is_started(make_fleet):
     fleet = make_fleet(DATABASE_URL="postgres://mirbad:wrong-canary@127.0.0.1:1/none")
-    done = subprocess.run(
-        [sys.executable, "-m", "mirbad.up"],
-        cwd=ROOT,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = _make_up(fleet.environ, seconds=60)
     assert done.returncode == 1
     assert "The database of DATABASE_URL cannot be used" in done.stdout
     assert "canary" not in done.stdout + done.stderr
@@ -206,15 +181,7 @@ def test_a_database_that_does_not_answer_is_said_and_nothing_is_started(make_fle
 
 def test_a_broker_that_does_not_answer_is_said_and_nothing_is_started(make_fleet):
     fleet = make_fleet(MIRBAD_REDIS_URL="redis://:wrong-canary@127.0.0.1:1/0")
-    done = subprocess.run(
-        [sys.executable, "-m", "mirbad.up"],
-        cwd=ROOT,
-        env=fleet.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = _make_up(fleet.environ, seconds=60)
     assert done.returncode == 1
     assert "The broker of MIRBAD_REDIS_URL cannot be used" in done.stderr
     assert "canary" not in done.stdout + done.stderr
