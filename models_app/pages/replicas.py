@@ -8,6 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
+from agent.wire.capability import Capabilities, GpuCapability
 from mirbad.accounts import actors
 from mirbad.kernel.errors import MirbadError, NotFound
 from mirbad.kernel.roles import OPERATOR
@@ -18,7 +19,7 @@ from mirbad.web.parts import Badge
 from models_app import queries
 from models_app.models import ModelDefinition, Placement
 from models_app.pages import badges
-from models_app.placement import apply, reconcile, shared
+from models_app.placement import apply, feasible, reconcile, shared
 from models_app.states import FAILED, READY, RUNNING, STARTING, STOPPED, UNHEALTHY, UNKNOWN
 from nodes.models import Node
 
@@ -114,6 +115,7 @@ class Seat:
     name: str
     fabrics: tuple[str, ...]
     gpus: tuple[tuple[str, str], ...]
+    problem: str
 
 
 def seats(model: ModelDefinition) -> tuple[Seat, ...]:
@@ -122,12 +124,25 @@ def seats(model: ModelDefinition) -> tuple[Seat, ...]:
     found = []
     for node in Node.objects.approved().exclude(pk__in=taken).order_by("pk")[:MOST_SHOWN]:
         capabilities = reconcile.capabilities_of(node)
-        gpus = tuple(
-            (gpu.uuid, f"{gpu.name or 'GPU'} · {parts.size(gpu.memory_bytes)}")
-            for gpu in (capabilities.gpus if capabilities else ())
-        )
-        found.append(Seat(node.pk, node.name, tuple(shared.fabrics_of(capabilities)), gpus))
+        gpus = tuple((gpu.uuid, _gpu_words(gpu)) for gpu in (capabilities.gpus if capabilities else ()))
+        fabrics = tuple(shared.fabrics_of(capabilities))
+        found.append(Seat(node.pk, node.name, fabrics, gpus, _problem(model, node, capabilities)))
     return tuple(found)
+
+
+def _gpu_words(gpu: GpuCapability) -> str:
+    label = "GPU" if gpu.index is None else f"GPU {gpu.index}"
+    return f"{label} · {gpu.name or 'name not reported'} · {parts.size(gpu.memory_bytes)}"
+
+
+def _problem(model: ModelDefinition, node: Node, capabilities: Capabilities | None) -> str:
+    """Why the node cannot take a replica of the model now; empty when it may."""
+    if node.draining:
+        return "It is draining: undrain it first."
+    if capabilities is None:
+        return "It has not reported what it can run yet."
+    problem = feasible.runtime_problem(model.runtime, model.delivery, node.pk, capabilities)
+    return problem.message if problem else ""
 
 
 @require_http_methods(["GET", "POST"])

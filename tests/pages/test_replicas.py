@@ -27,7 +27,7 @@ def replica(node_id: str, model_id: str) -> str:
 def test_each_replica_is_shown_with_its_state(viewer) -> None:
     text = page(viewer, "models:detail", "chat-small")
     assert "2 of 3 replicas serve." in text
-    assert text.count('<tbody id="replica-') == 3
+    assert text.count('<tr id="replica-') == 3
     for name in ("Ridge", "Slope", "Tarn"):
         assert name in text
     assert seed.OUT_OF_MEMORY in text
@@ -37,7 +37,7 @@ def test_a_replica_on_several_nodes_says_how_many_of_its_shards_are_ready(viewer
     text = page(viewer, "models:detail", "chat-huge")
     assert "2 of 3 shards ready" in text
     assert "3 nodes as one" in text
-    assert text.count('<tbody id="replica-') == 1
+    assert text.count('<tr id="replica-') == 1
     assert "shard 0, answers" in text
     assert 'id="log-node"' in text
 
