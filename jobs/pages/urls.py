@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.pages import ca, downloads, fencing, images, moves, nodes, replicas, views
+from jobs.pages import ca, downloads, fencing, images, moves, nodes, replicas, starting, views
 
 app_name = "jobs"
 urlpatterns = [
@@ -41,6 +41,7 @@ urlpatterns = [
     path("models/<str:model_id>/move/force-commit", moves.force_commit, name="model-move-force"),
     path("models/<str:model_id>/start-anyway", moves.start_anyway, name="model-start-anyway"),
     path("models/<str:model_id>/unplace", moves.unplace, name="model-unplace"),
+    path("models/<str:model_id>/start/ask", starting.ask, name="model-start-ask"),
     path("models/<str:model_id>/start", views.start, name="model-start"),
     path("models/<str:model_id>/stop", views.stop, name="model-stop"),
     path("models/<str:model_id>/restart", views.restart, name="model-restart"),

@@ -10,14 +10,14 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs import requests
-from jobs.pages import contexts
+from jobs.pages import contexts, starting
 from jobs.pages.rows import names_of_kinds
 from mirbad.accounts import actors
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import NotFound
 from mirbad.kernel.roles import OPERATOR, VIEWER
 from mirbad.web.access import require_role
-from mirbad.web.fragments import page_or_fragment, perform, private
+from mirbad.web.fragments import go_to, page_or_fragment, perform, private
 
 _LONGEST = 100
 STATES = (("", "All"), ("open", "In progress"), ("failed", "Failed"), ("succeeded", "Done"), ("cancelled", "Cancelled"))
@@ -95,15 +95,17 @@ def timeline(request: HttpRequest, model_id: str) -> HttpResponse:
 
 
 def _on_model(request: HttpRequest, model_id: str, call: Callable[[str, Actor], Any], words: str) -> HttpResponse:
-    actor = actors.of(request)
-    return perform(request, lambda: call(model_id, actor), words, to=reverse("models:detail", args=[model_id]))
+    actor, to = actors.of(request), reverse("models:detail", args=[model_id])
+    return perform(request, lambda: call(model_id, actor), words, to=to, go=request.POST.get("go") == "on")
 
 
 @require_POST
 @require_role(OPERATOR)
 def start(request: HttpRequest, model_id: str) -> HttpResponse:
-    """Start a model; with ``force`` although the node refused it for want of memory."""
+    """Start a model; with ``force`` although memory is short. What does not fit, or is slow, is asked about first."""
     force = request.POST.get("force") == "on"
+    if not force and request.POST.get("asked") != "on" and starting.is_asked_about(model_id):
+        return go_to(request, reverse("jobs:model-start-ask", args=[model_id]))
     return _on_model(request, model_id, partial(requests.start, force=force), f"{model_id} is starting.")
 
 

@@ -58,6 +58,15 @@ def done(request: HttpRequest, words: str, *, to: str, go: bool = False) -> Http
     return response
 
 
+def go_to(request: HttpRequest, to: str) -> HttpResponse:
+    """The browser goes to `to`, a page that goes on with what was begun."""
+    if not is_fragment(request):
+        return redirect(to)
+    response = HttpResponse(status=204)
+    response["HX-Redirect"] = to
+    return response
+
+
 def refused(request: HttpRequest, error: MirbadError, *, to: str) -> HttpResponse:
     """An action was refused: the sentence, its code, and each problem, shown where the person acted."""
     if not is_fragment(request):

@@ -71,6 +71,12 @@ class Line:
         return None if usable is None or self.need is None else usable - self.need
 
 
+    @property
+    def missing(self) -> int:
+        """Bytes that are short; 0 when there is enough, or when that is not known."""
+        return max(0, -(self.left or 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The worst of its `lines`; `reasons` are sentences, the weightiest first."""

@@ -10,10 +10,11 @@ from mirbad.kernel.errors import MirbadError
 from models_app.artifacts import shapes
 from models_app.fit import Estimate, ModelShape, estimate, speed
 from models_app.fit.verdict import Room, State, Verdict, judge
-from models_app.models import Placement
+from models_app.models import ModelDefinition, Placement
 from models_app.placement import feasible, planner, snapshot
 from models_app.placement.fleet import Machine
-from models_app.placement.wanted import Wanted
+from models_app.placement.wanted import Wanted, of_model
+from models_app.states import FAILED, STOPPED
 from nodes import queries, telemetry
 from nodes.link import client
 
@@ -79,6 +80,25 @@ def _own_place(wanted: Wanted, machine: Machine, shape: ModelShape) -> Sequence[
     if standing is not None:
         return tuple(standing.gpu_uuids)
     return planner.cards_for(planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan), machine)
+
+
+def before_start(model: ModelDefinition) -> tuple[Fit, ...]:
+    """The previews of a stored model's places about which a person is asked before it starts; most often none.
+
+    A place whose fit is not known asks nothing, and so does a shard, which is a part of the model.
+    """
+    if model.runtime == Runtime.SIM:
+        return ()
+    wanted = of_model(model)
+    found = []
+    for placement in model.placements.all():
+        if placement.shards == 1 and placement.observed in (STOPPED, FAILED):
+            try:
+                fit = on_node(wanted, placement.node_id_text, placement.gpu_uuids)
+            except MirbadError:
+                continue
+            found += [fit] if fit.questions else []
+    return tuple(found)
 
 
 def judged(wanted: Wanted, machine: Machine, gpu_uuids: Sequence[str], shape: ModelShape, age: float | None) -> Fit:

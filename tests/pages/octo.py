@@ -46,7 +46,7 @@ def _eight(node_id: str, name: str) -> None:
         Gpu.objects.filter(node=node, uuid=gpu["uuid"]).update(
             name=kind, memory_bytes=size * GIB, seen=seen, reserve_bytes=2 * GIB if at == 1 else None
         )
-    node.capabilities = report
+    node.capabilities = report | {"allowTagPulls": True}
     node.save(update_fields=["capabilities"])
 
 
