@@ -26,10 +26,10 @@ class SimFleet:
         members = list(master.members)
         self._killed_members = members[half : self.silent]
         rest = members[self.silent :]
-        for number in range(processes):
-            master.agents(f"agents-{number}", rest[number::processes])
-        self._hanging = master.agents("agents-hanging", members[:half])
-        self._killed = master.agents("agents-killed", self._killed_members)
+        plans = {f"agents-{number}": rest[number::processes] for number in range(processes)}
+        plans |= {"agents-hanging": members[:half], "agents-killed": self._killed_members}
+        started = master.agents(plans)
+        self._hanging, self._killed = started["agents-hanging"], started["agents-killed"]
         self.watcher: Process | None = None
 
     def watch(self) -> Process:
@@ -66,7 +66,7 @@ class SimFleet:
     def come_back(self) -> None:
         """They are there again."""
         self._hanging.send(signal.SIGCONT)
-        self.master.agents("agents-killed-again", self._killed_members)
+        self.master.agents({"agents-killed-again": self._killed_members})
 
     def tracebacks(self) -> list[str]:
         """The last line of each that the master's own processes wrote."""

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,14 @@ class SimMaster:
         """The watcher."""
         return self.start("watcher", "manage.py", "watch")
 
-    def web(self) -> Process:
-        """The web process; returns when it answers."""
+    def web(self, *, wait: bool = True) -> Process:
+        """The web process; returns when it answers, or at once."""
         process = self.start(
             "web", "-m", "uvicorn", "mirbad.asgi:application", "--host", "127.0.0.1", "--port", str(self.port),
             "--lifespan", "on", "--no-access-log",
         )  # fmt: skip
-        wait_until(lambda: self.answers(process), "an answer of the web process", 60)
+        if wait:
+            wait_until(lambda: self.answers(process), "an answer of the web process", 60)
         return process
 
     def answers(self, process: Process) -> bool:
@@ -156,20 +157,22 @@ class SimMaster:
         except OSError:
             return False
 
-    def agents(self, name: str, members: Sequence[Member]) -> Process:
-        """Serve `members` in one process; returns when they listen."""
-        plan = self.folder / f"{name}.json"
-        write(plan, members)
-        process = self.start(name, "-m", "tests.bench.simfleet.agents", str(plan))
-        count = process.said().count("ready")
+    def agents(self, plans: Mapping[str, Sequence[Member]]) -> dict[str, Process]:
+        """Serve the members of each plan in a process of its name; returns when all of them listen."""
+        processes = {}
+        for name, members in plans.items():
+            plan = self.folder / f"{name}.json"
+            write(plan, members)
+            processes[name] = self.start(name, "-m", "tests.bench.simfleet.agents", str(plan))
 
-        def ready() -> bool:
-            if not process.running():
-                raise Failed(process.said())
-            return process.said().count("ready") > count
+        def ready(name: str) -> bool:
+            if not processes[name].running():
+                raise Failed(processes[name].said())
+            return "ready" in processes[name].said()
 
-        wait_until(ready, f"{name} ready", 120)
-        return process
+        for name in plans:
+            wait_until(lambda name=name: ready(name), f"{name} ready", 120)
+        return processes
 
     def get(self, path: str) -> tuple[int, bytes]:
         """An authenticated GET."""
