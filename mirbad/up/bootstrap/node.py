@@ -18,7 +18,7 @@ from mirbad.up.progress import Progress
 from nodes import fencing, queries, registry
 from nodes.enrollment import tokens
 from nodes.models import JoinToken, Node
-from nodes.states import APPROVED, PENDING, REVOKED
+from nodes.states import APPROVED, PENDING, RE_PAIR, REVOKED
 
 _ENROLL_SECONDS = 60.0
 _ONLINE_SECONDS = 60.0
@@ -41,7 +41,7 @@ class OwnNode:
             self._progress.note(f"Node {self._id} is revoked: this machine runs no models. Other nodes do.")
             return False
         identity = agentcall.status(self._layout, self._environ)
-        if not _belongs(identity, node):
+        if not _belongs(identity, node) or _is_to_be_re_paired(node):
             self._join(node)
             identity = agentcall.status(self._layout, self._environ)
             self._progress.done(f"This machine joined as node {self._id}")
@@ -106,6 +106,11 @@ class OwnNode:
 
 def _belongs(identity: Mapping[str, Any], node: Node | None) -> bool:
     return node is not None and bool(identity.get("joined", True)) and identity.get("nodeUid") == str(node.uid)
+
+
+def _is_to_be_re_paired(node: Node | None) -> bool:
+    """Whether the CA was replaced, so that the agent on this machine knows a master that is no more."""
+    return node is not None and node.conditions.filter(code=RE_PAIR).exists()
 
 
 def _reasons(reasons: tuple[str, ...]) -> str:
