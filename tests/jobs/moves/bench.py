@@ -29,13 +29,13 @@ class Door:
 
     def __init__(self) -> None:
         self.port = 0
-        self._ready = threading.Event()
         self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="door", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(20)
+        # It listens only after the app said that it has started.
+        wait_until(lambda: self._server is not None and self._server.started, "the door to open")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,7 +46,6 @@ class Door:
 
     async def _main(self) -> None:
         gateway = Gateway(Options(1024 * 1024, 256))
-        ready = self._ready
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
@@ -55,7 +54,6 @@ class Door:
             await receive()
             await gateway.start()
             await send({"type": "lifespan.startup.complete"})
-            ready.set()
             await receive()
             await gateway.stop()
             await send({"type": "lifespan.shutdown.complete"})

@@ -46,9 +46,10 @@ class Fleet:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks that follow each other faster."""
+    """Looks that follow each other faster, and processes that read the table sooner."""
     fast = settings().model_copy(update={"moves_poll_interval": timedelta(seconds=0.15)})
     monkeypatch.setattr("jobs.kinds.move.plan.settings", lambda: fast)
+    monkeypatch.setattr("jobs.kinds.move.handover.SETTLE", timedelta(seconds=0.5))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from models_app.errors import ModelBusy, ModelNotMovable, PlacementInvalid
 from models_app.models import Hold, ModelDefinition, ModelSource, Placement, RunningIntent
 from nodes.errors import NodeDraining, NodeOffline, NodeRevoked
 from nodes.models import Node
-from tests.jobs.agents import DIES, READY, refusal
+from tests.jobs.agents import DIES, READY, FakeAgent, refusal
 from tests.models_app.things import PERSON, capabilities, gpu, node, placed
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
@@ -477,3 +477,29 @@ def test_the_link_may_be_cut_while_the_source_is_stopped(fleet, serving, until, 
     done = finish(operation.pk)
     assert (done.outcome, cuts, fleet.source.stops) == ("succeeded", [], 1)
     assert (the_placement().node_id_text, fleet.target.running) == ("pc-2", 1)
+
+
+def test_settings_are_saved_in_the_middle_of_a_hand_over_wherever_the_model_stands(fleet, finish, until) -> None:
+    placed(node_id="pc-2")
+    finish(requests.start("tiny", PERSON).pk)
+    operation = until(moves.request("tiny", "pc-1", (), PERSON), "target-ready")
+    placement = {"nodeId": "pc-2", "gpuUuids": []}
+    data = registry.parse(
+        {"id": "tiny", "runtime": "sim", "delivery": "process", "tags": ["kept"], "placement": placement}
+    )
+    registry.update("tiny", data, PERSON)
+    assert ModelDefinition.objects.get().tags == ["kept"]
+    assert finish(operation.pk).outcome == "succeeded"
+    assert the_placement().node_id_text == "pc-1"
+
+
+def test_one_of_several_replicas_is_moved_and_the_others_stay(fleet, serving, finish) -> None:
+    node("pc-3")
+    fleet.agents["pc-3"] = FakeAgent()
+    Placement.objects.create(model_id="tiny", node_id_text="pc-2", desired="stopped", observed="stopped")
+    with pytest.raises(Conflict, match="does not stand on node 'pc-9'"):
+        moves.request("tiny", "pc-3", (), PERSON, source_node_id="pc-9")
+    done = finish(moves.request("tiny", "pc-3", (), PERSON, source_node_id="pc-2").pk)
+    assert done.outcome == "succeeded"
+    assert sorted(Placement.objects.values_list("node_id_text", flat=True)) == ["pc-1", "pc-3"]
+    assert fleet.source.running == 1
