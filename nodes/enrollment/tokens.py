@@ -58,6 +58,11 @@ class JoinCommand:
     commands: Mapping[str, str]
     agent_download: Mapping[str, Any] | None = None
 
+    @property
+    def linux_with_token(self) -> str:
+        """The command with the token inside, for a shell without a prompt: in its history, yet on no command line."""
+        return f"(export MIRBAD_JOIN_TOKEN={shlex.quote(self.token)}; {self.commands['linux'].removeprefix('(')}"
+
 
 def create(
     node_id: str,

@@ -1,5 +1,6 @@
 """Tokens: shown once, kept as a digest, bound to node and purpose, gone in time."""
 
+import subprocess
 from datetime import timedelta
 
 import pytest
@@ -163,3 +164,13 @@ def test_an_enroll_url_that_is_set_wins(monkeypatch):
     listed = settings().model_copy(update={"enroll_url": "https://door.example:9999/"})
     monkeypatch.setattr(tokens, "settings", lambda: listed)
     assert tokens.enroll_url_for("127.0.0.1") == "https://door.example:9999"
+
+
+def test_a_command_with_the_token_inside_hands_it_over_by_environment_alone():
+    made = tokens.create("pc-1", actor=OPERATOR)
+    assert made.token not in made.commands["linux"]
+    line = made.linux_with_token.replace("set -e;", 'echo "token: $MIRBAD_JOIN_TOKEN"; exit 0;', 1)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == f"token: {made.token}\n"
+    assert "sudo --preserve-env=MIRBAD_JOIN_TOKEN" in made.linux_with_token
+    assert made.linux_with_token.count(made.token) == 1
