@@ -10,7 +10,7 @@ from jobs.base import Step
 from jobs.errors import StepFailed
 from jobs.models import Operation
 from jobs.queries import unfinished
-from jobs.states import CANCELLED, FAILED, SUCCEEDED
+from jobs.states import CANCELLED, FAILED, OPEN, SUCCEEDED
 from mirbad.kernel.ids import new_operation_id
 from models_app.models import Placement
 from models_app.placement import reconcile, shared
@@ -82,6 +82,45 @@ def trouble(step: Step) -> Trouble | None:
     detail = f"Shard {rank} on node {other.node_id_text} did not start: {other.error.get('detail', '')}"
     why = {"code": code if code in instances.KEEPS_DESIRED else SHARD_FAILED, "detail": detail}
     return Trouble("Another shard did not start: stopping this one.", why)
+
+
+def waits_for(step: Step, starting: str, running: str) -> str:
+    """Why a shard has to wait before its engine is started, in words; empty when it may.
+
+    `starting` and `running` are the stages of a launch in which its engine is ordered, and was ordered. No engine waits
+    for others whose weights are still on their way, or whose earlier engine still ends. And of two replicas that share
+    nodes one goes first: each holding the turn on one node and waiting for it on another, neither would be whole.
+    """
+    together = of(step.input)
+    if together is None:
+        return ""
+    others = list(Operation.objects.filter(pk__in=together.operations).exclude(pk=step.operation_id))
+    behind = [other for other in others if other.outcome == OPEN and other.stage not in (starting, running)]
+    if behind:
+        return f"Waiting until {behind[0].node_id_text} can start its part, too."
+    if any(other.stage == running for other in others):
+        return ""
+    nodes = {step.node_id, *(other.node_id_text for other in others)}
+    for rival, operations in _rivals(together, nodes).items():
+        ordered = any(other.stage == running for other in operations)
+        can_go = all(other.stage in (starting, running) for other in operations)
+        if ordered or (can_go and rival.meeting < together.meeting):
+            return f"Waiting until {operations[0].model_id_text} has started on {operations[0].node_id_text}."
+    return ""
+
+
+def _rivals(together: Together, nodes: set[str]) -> dict[Together, list[Operation]]:
+    """Open launches of other replicas that want one of `nodes`."""
+    launches = unfinished().filter(lane="run", input__has_key="shards").exclude(pk__in=together.operations)
+    found: dict[Together, list[Operation]] = {}
+    for operation in launches.order_by("pk"):
+        if (rival := of(operation.input)) is not None:
+            found.setdefault(rival, []).append(operation)
+    return {
+        rival: operations
+        for rival, operations in found.items()
+        if nodes & {operation.node_id_text for operation in operations}
+    }
 
 
 UP = "up"

@@ -131,6 +131,8 @@ def _starting(step: Step) -> Outcome:
     node = starting.ready_node(step)
     spec = registry.launch_spec(placement, node, force=bool(step.input.get("force")))
     if shards.of(step.input) is not None:
+        if why := shards.waits_for(step, STARTING, WAITING):
+            return Wait(_LOOK_SECONDS, {"text": why})
         meeting = shards.rendezvous(step, placement)
         if meeting is None:
             return Wait(_LOOK_SECONDS, {"text": "Waiting until shard 0 has chosen where to meet."})

@@ -167,6 +167,7 @@ def test_another_port_of_an_earlier_start_is_not_taken_for_this_one(agent) -> No
     sharded("n0", "n1")
     requests.start("tiny", PERSON)
     second = Operation.objects.get(node_id_text="n1")
+    Operation.objects.filter(node_id_text="n0").update(stage="starting")
     for _ in range(3):
         worker.run(second.pk)
     second.refresh_from_db()
@@ -175,6 +176,34 @@ def test_another_port_of_an_earlier_start_is_not_taken_for_this_one(agent) -> No
         "Waiting until shard 0 has chosen where to meet.",
     )
     assert not agent.launches
+
+
+def test_no_engine_waits_for_weights_that_are_still_on_their_way(agent) -> None:
+    sharded("n0", "n1")
+    first = requests.start("tiny", PERSON)
+    Operation.objects.filter(node_id_text="n1").update(stage="downloading", next_run_at="2100-01-01T00:00:00Z")
+    for _ in range(5):
+        worker.run(first.pk)
+    first.refresh_from_db()
+    assert (first.stage, first.progress["text"]) == ("starting", "Waiting until n1 can start its part, too.")
+    assert not agent.launches
+
+
+def test_of_two_replicas_that_share_nodes_the_earlier_goes_first(work, agent) -> None:
+    """Each would hold the turn on one node and wait for it on the other."""
+    sharded("n0", "n1")
+    placed("other", "n2")
+    apply.add_replica("other", [("n1", ()), ("n0", ())], PERSON)
+    requests.start("tiny", PERSON)
+    requests.start_all("other", PERSON, replica=Placement.objects.get(model_id="other", node_id_text="n1").replica)
+    for _ in range(4):
+        for operation in unfinished().filter(model_id_text="other"):
+            worker.run(operation.pk)
+        for operation in unfinished().filter(model_id_text="tiny").exclude(node_id_text="n1"):
+            worker.run(operation.pk)
+    assert not [spec for spec in agent.launches if spec.model_id == "other" and spec.rendezvous.rank == 1]
+    work()
+    assert set(Operation.objects.values_list("outcome", flat=True)) == {"succeeded"}
 
 
 @pytest.mark.parametrize("lost", ["n0", "n1", "n2"])
