@@ -176,6 +176,8 @@ class ModelForm(forms.Form):
                 "id": self.model.pk if self.model is not None else "new",
                 "runtime": data.get("runtime", ""),
                 "delivery": data.get("delivery", ""),
+                "image": data.get("image", ""),
+                "image_digest": data.get("image_digest", ""),
                 "args": _listed(data.get("args", "")),
                 "context_length": data.get("context_length"),
                 "gpu_memory_budget_bytes": _bytes(data.get("gpu_budget_gib")),

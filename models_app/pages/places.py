@@ -9,7 +9,7 @@ from mirbad.web.parts import Badge, Bar
 from models_app.artifacts import shapes
 from models_app.fit import ModelShape
 from models_app.fit.verdict import WORDS, Line, State
-from models_app.placement import fitting, planner, snapshot
+from models_app.placement import fitting, planner, planning, snapshot
 from models_app.placement.fleet import Card, Machine
 from models_app.placement.wanted import Wanted
 from nodes.models import Node
@@ -31,6 +31,8 @@ _SHORT = {
     "node_pending_takeover": "waits for a takeover",
     "runtime_unavailable": "cannot run this engine",
     "gpus_required": "no usable GPU",
+    "image_missing": "no image for it",
+    "spec_rejected": "image not approved",
 }
 _MOST_REFUSALS = 40
 
@@ -144,8 +146,7 @@ def best(wanted: Wanted) -> planner.Ranking:
 
 
 def _ranked(wanted: Wanted, fleet: snapshot.Fleet, shape: ModelShape) -> planner.Ranking:
-    wish = planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan)
-    return planner.plan(wish, fleet.with_weights(wanted.source))
+    return planner.plan(planning.wish_of(wanted, shape), fleet.with_weights(wanted.source))
 
 
 def _places(

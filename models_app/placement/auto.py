@@ -9,7 +9,7 @@ from models_app.errors import NoPlace, PlacementInvalid
 from models_app.fit import ModelShape
 from models_app.fit.verdict import State
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import apply, fitting, planner, snapshot
+from models_app.placement import apply, fitting, planner, planning, snapshot
 from models_app.placement.wanted import Wanted, of_model
 
 _TRIES = 5
@@ -25,9 +25,7 @@ def place(model_id: str, actor: Actor) -> tuple[Placement, planner.Choice]:
     wanted = of_model(model)
     fleet = snapshot.take()
     shape = shapes.find(wanted.source, fleet.keepers)
-    ranking = planner.plan(
-        planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan), fleet.with_weights(wanted.source)
-    )
+    ranking = planner.plan(planning.wish_of(wanted, shape), fleet.with_weights(wanted.source))
     late: list[planner.Refusal] = []
     for choice in ranking.choices[:_TRIES]:
         with transaction.atomic():

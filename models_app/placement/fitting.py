@@ -11,7 +11,7 @@ from models_app.artifacts import shapes
 from models_app.fit import Estimate, ModelShape, estimate, speed
 from models_app.fit.verdict import Room, State, Verdict, judge
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import feasible, planner, snapshot
+from models_app.placement import feasible, planner, planning, snapshot
 from models_app.placement.fleet import Machine
 from models_app.placement.wanted import Wanted, of_model
 from models_app.states import FAILED, STOPPED
@@ -79,7 +79,7 @@ def _own_place(wanted: Wanted, machine: Machine, shape: ModelShape) -> Sequence[
     standing = Placement.objects.filter(model_id=wanted.model_id, node_id_text=machine.node_id).first()
     if standing is not None:
         return tuple(standing.gpu_uuids)
-    return planner.cards_for(planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan), machine)
+    return planner.cards_for(planning.wish_of(wanted, shape), machine)
 
 
 def before_start(model: ModelDefinition) -> tuple[Fit, ...]:

@@ -1,6 +1,7 @@
 """What the planner knows of machines: values only, taken at one moment."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from models_app.fit.verdict import Room
@@ -30,7 +31,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """One node. `away` says why it does not serve, empty when it does; `holds_weights` by its last report."""
+    """One node. `away` says why it does not serve, empty when it does; `holds_weights` by its last report.
+
+    `images` are the default images of runtimes in containers there, each as (image, digest).
+    """
 
     facts: NodeFacts
     host: Room
@@ -41,6 +45,7 @@ class Machine:
     holds_weights: bool = False
     has_gpu_with_shared_memory: bool = False
     bytes_per_second: int | None = None
+    images: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def node_id(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agent.wire import images
 from agent.wire.capability import Delivery, MemoryModel, Runtime
 from models_app.fit import Estimate, ModelShape, ServePlan, estimate
 from models_app.fit.speed import tokens_per_second
@@ -22,13 +23,18 @@ _STEP = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be placed. `avoid` are nodes that are out of the question, each with its sentence."""
+    """What is to be placed. `avoid` are nodes that are out of the question, each with its sentence.
+
+    `image` and `image_digest` are its own; without them a container runs the node's default.
+    """
 
     runtime: str
     delivery: str
     shape: ModelShape
     plan: ServePlan
     avoid: dict[str, str] = field(default_factory=dict)
+    image: str = ""
+    image_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +128,27 @@ def consider(wish: Wish, machine: Machine, needs: NeedOn) -> Choice | Refusal:
         return Refusal(node_id, found[0].code, found[0].message, tuple(found))
     if machine.away:
         return Refusal(node_id, machine.away_code, machine.away)
+    if refusal := _image_refused(wish, machine):
+        return refusal
     if _wants_cards(wish, machine):
         return _on_cards(wish, machine, needs)
     return _on_host(wish, machine, needs)
+
+
+def _image_refused(wish: Wish, machine: Machine) -> Refusal | None:
+    """Why the node would not run the image, by the rule that it goes by itself."""
+    known = machine.facts.capabilities
+    if wish.delivery != Delivery.CONTAINER or known is None:
+        return None
+    image, digest = (wish.image, wish.image_digest) if wish.image else machine.images.get(wish.runtime, ("", ""))
+    if not image:
+        text = f"The model names no image, and node {machine.node_id!r} has no default one."
+        return Refusal(machine.node_id, "image_missing", text)
+    try:
+        images.admitted(image, digest or None, approved=known.approved_images, allow_tag_pulls=known.allow_tag_pulls)
+    except images.BadImage as error:
+        return Refusal(machine.node_id, "spec_rejected", f"Node {machine.node_id!r}: {error}")
+    return None
 
 
 def cards_for(wish: Wish, machine: Machine) -> tuple[str, ...]:

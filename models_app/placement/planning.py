@@ -1,7 +1,10 @@
 """Where a model may go in the fleet as it is now: facts read once and ranked by `planner`; `apply` alone writes."""
 
+from collections.abc import Mapping
+
 from models_app import queries
 from models_app.artifacts import shapes
+from models_app.fit import ModelShape
 from models_app.models import ModelDefinition
 from models_app.placement import planner, snapshot
 from models_app.placement.wanted import Definition, Wanted, of_input, of_model
@@ -26,5 +29,10 @@ def rank_wanted(wanted: Wanted, *, standing: set[str] | None = None, ask: bool =
     fleet = snapshot.take()
     shape = shapes.find(wanted.source, fleet.keepers, ask=ask)
     avoid = {node_id: f"It stands on node {node_id!r} already." for node_id in standing or ()}
-    wish = planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan, avoid)
-    return planner.plan(wish, fleet.with_weights(wanted.source))
+    return planner.plan(wish_of(wanted, shape, avoid), fleet.with_weights(wanted.source))
+
+
+def wish_of(wanted: Wanted, shape: ModelShape, avoid: Mapping[str, str] | None = None) -> planner.Wish:
+    """What the planner is asked, once the shape of the weights was found; `avoid` are nodes with their sentences."""
+    image, digest = wanted.image, wanted.image_digest
+    return planner.Wish(wanted.runtime, wanted.delivery, shape, wanted.plan, dict(avoid or {}), image, digest)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.wire import budget
-from agent.wire.capability import Capabilities
+from agent.wire.capability import Capabilities, Runtime
 from models_app.artifacts import shapes
+from models_app.artifacts.defaults import default_image
 from models_app.fit.verdict import Room
 from models_app.models import Placement
 from models_app.placement import feasible, reconcile
@@ -18,7 +19,8 @@ from nodes.states import FENCED, INCOMPATIBLE, ONLINE, REVOKED
 
 _COLUMNS = (
     "id", "uid", "lifecycle", "draining", "reachability", "reachability_reason", "memory_reserve_bytes", "host",
-    "boot_id", "capabilities_seq",
+    "boot_id", "capabilities_seq", "default_image", "default_image_digest", "default_llama_image",
+    "default_llama_image_digest",
 )  # fmt: skip
 
 _kept: dict[str, tuple[tuple[object, ...], Capabilities | None]] = {}
@@ -125,6 +127,7 @@ def machine(
         away_code=code,
         has_gpu_with_shared_memory=known is not None and any(gpu.shares_host_memory for gpu in known.gpus),
         bytes_per_second=_whole(host, "memoryBandwidthBytesPerSecond"),
+        images={runtime: default_image(node, runtime) for runtime in Runtime},
     )
 
 

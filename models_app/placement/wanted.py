@@ -21,6 +21,8 @@ class Wanted:
     delivery: str
     source: Source | None
     plan: ServePlan
+    image: str = ""
+    image_digest: str = ""
 
 
 def of_model(model: ModelDefinition) -> Wanted:
@@ -44,4 +46,4 @@ def _wanted(data: Any, sources: Sequence[Any]) -> Wanted:
         host_budget_bytes=data.host_memory_budget_bytes,
         name=name,
     )
-    return Wanted(data.id, data.runtime, data.delivery, source, plan)
+    return Wanted(data.id, data.runtime, data.delivery, source, plan, data.image, data.image_digest)

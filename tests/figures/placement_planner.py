@@ -66,7 +66,8 @@ def _pure(size: int) -> float:
 
     fleet = _fleet(size)
     model = next(model for model in MODELS if "70B" in model.name)
-    wish = Wish("vllm", "container", of_folder(model.folder()), serve_plan("vllm", ("--max-model-len", "32768")))
+    wish = Wish("vllm", "container", of_folder(model.folder()), serve_plan("vllm", ("--max-model-len", "32768")),
+                image="vllm/vllm-openai")  # fmt: skip
     ranking = plan(wish, fleet)
     assert len(ranking.choices) + len(ranking.refusals) == size
     assert ranking.choices
@@ -85,7 +86,8 @@ def _fleet(size: int) -> list[Any]:
     kinds = (("NVIDIA H100", 80), ("NVIDIA A100", 80), ("NVIDIA L40S", 48), ("RTX 4090", 24))
     reports = {
         name: capabilities(
-            *(GpuCapability(uuid=f"GPU-{at}", index=at, name=name, memory_bytes=gib * GIB) for at in range(_CARDS))
+            *(GpuCapability(uuid=f"GPU-{at}", index=at, name=name, memory_bytes=gib * GIB) for at in range(_CARDS)),
+            allow_tag_pulls=True,
         )
         for name, gib in kinds
     }
@@ -144,7 +146,7 @@ def _rows() -> None:
         host = {"memoryTotalBytes": 512 * GIB, "memoryAvailableBytes": 400 * GIB}
         nodes.append(
             Node(pk=name, address="10.0.0.1", lifecycle="approved", reachability="online", last_seen_at=now,
-                 capabilities=capabilities(*cards).to_wire(), capabilities_seq=1, host=host)
+                 capabilities=capabilities(*cards, allow_tag_pulls=True).to_wire(), capabilities_seq=1, host=host)
         )  # fmt: skip
         for at, card in enumerate(cards):
             seen = {"usedBytes": int(dice.uniform(0.4, 20) * GIB), "totalBytes": 48 * GIB}
@@ -154,8 +156,10 @@ def _rows() -> None:
     Node.objects.bulk_create(nodes)
     Gpu.objects.bulk_create(gpus)
     models = [ModelDefinition(pk=f"model-{at}", runtime="vllm", delivery="container") for at in range(_PLACEMENTS)]
-    wanted = ModelDefinition(pk="wanted", runtime="vllm", delivery="container", gpu_memory_budget_bytes=20 * GIB,
-                             args=["--gpu-memory-utilization", "0.6"])  # fmt: skip
+    wanted = ModelDefinition(
+        pk="wanted", runtime="vllm", delivery="container", image="vllm/vllm-openai",
+        gpu_memory_budget_bytes=20 * GIB, args=["--gpu-memory-utilization", "0.6"],
+    )  # fmt: skip
     ModelDefinition.objects.bulk_create([*models, wanted])
     ModelSource.objects.create(model=wanted, folder="qwen3-14b")
     Placement.objects.bulk_create(

@@ -32,7 +32,10 @@ def fleet() -> None:
     gone = "GPU-00000000-9999"
     Placement.objects.filter(model_id="qwen3-14b").update(gpu_uuids=[seed.gpu_uuid("octo", 2), gone])
     seed.model("smollm2-135m", "local", name="SmolLM2 135M", runtime="llama.cpp")
-    Node.objects.filter(reachability="online").update(status_at=clock.now())
+    for node in Node.objects.all():
+        node.capabilities = {**node.capabilities, "allowTagPulls": True}
+        node.default_image, node.status_at = "vllm/vllm-openai", clock.now()
+        node.save(update_fields=["capabilities", "default_image", "status_at"])
     _shape()
 
 
@@ -46,7 +49,7 @@ def _eight(node_id: str, name: str) -> None:
         Gpu.objects.filter(node=node, uuid=gpu["uuid"]).update(
             name=kind, memory_bytes=size * GIB, seen=seen, reserve_bytes=2 * GIB if at == 1 else None
         )
-    node.capabilities = report | {"allowTagPulls": True}
+    node.capabilities = report
     node.save(update_fields=["capabilities"])
 
 

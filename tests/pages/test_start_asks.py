@@ -16,7 +16,6 @@ HX = {"HX-Request": "true"}
 @pytest.fixture
 def fleet(db, identity):
     octo.fleet()
-    ModelDefinition.objects.filter(runtime="vllm").update(image="vllm/vllm-openai", image_digest="sha256:" + "a" * 64)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_what_does_not_fit_leads_to_the_question_with_its_numbers_and_starts_not
 def test_a_slow_processor_is_asked_about_and_memory_is_checked_all_the_same(fleet, operator):
     host = {"memoryTotalBytes": 64 * octo.GIB, "memoryAvailableBytes": 60 * octo.GIB}
     Node.objects.filter(pk="octo").update(host=host | {"memoryBandwidthBytesPerSecond": 20 * 10**9})
-    ModelDefinition.objects.filter(pk="qwen3-14b").update(runtime="llama.cpp", delivery="process", image="")
+    ModelDefinition.objects.filter(pk="qwen3-14b").update(runtime="llama.cpp", delivery="process")
     placed_on()
     answer = operator.client.post("/models/qwen3-14b/start", headers=HX)
     assert answer["HX-Redirect"] == "/models/qwen3-14b/start/ask"

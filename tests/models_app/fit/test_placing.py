@@ -29,8 +29,12 @@ def machine(node_id: str, *cards: float, folders=(FOLDER,), **columns: Any) -> N
     """A node that reported just now, with so many GiB free on each of its cards of 24."""
     gpus = tuple(gpu(f"{node_id}-{at}") for at in range(len(cards)))
     features = (Feature.GPUS_UUIDS, Feature.FOLDER_SHAPES) if cards else (Feature.FOLDER_SHAPES,)
-    caps = capabilities(*gpus, features=features, folders=folders)
-    row = node(node_id, caps=caps, **({"host": HOST, "status_at": clock.now(), "boot_id": node_id} | columns))
+    caps = capabilities(*gpus, features=features, folders=folders, allow_tag_pulls=True)
+    row = node(
+        node_id,
+        caps=caps,
+        **({"host": HOST, "status_at": clock.now(), "boot_id": node_id, "default_image": "vllm/vllm-openai"} | columns),
+    )
     for at, free in enumerate(cards):
         seen = {"uuid": f"{node_id}-{at}", "totalBytes": 24 * GIB, "usedBytes": int((24 - free) * GIB)}
         Gpu.objects.create(

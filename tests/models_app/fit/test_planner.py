@@ -26,10 +26,11 @@ def card(index: int, free: float | None, *, name="RTX 4090", total=24, models=0,
 
 def machine(node_id: str, *cards: Card, host: float | None = 60, **more) -> Machine:
     gpus = tuple(GpuCapability(uuid=item.uuid, name=item.name, memory_bytes=item.memory) for item in cards)
-    known = capabilities(*gpus, **more.pop("caps", {}))
+    known = capabilities(*gpus, **({"allow_tag_pulls": True} | more.pop("caps", {})))
     facts = NodeFacts(node_id, more.pop("lifecycle", "approved"), more.pop("draining", False), known)
     room = Room("host memory", "", 64 * GIB, None if host is None else int(host * GIB), 4 * GIB)
-    return Machine(facts, room, cards, **more)
+    images = dict.fromkeys(Runtime, ("vllm/vllm-openai", ""))
+    return Machine(facts, room, cards, **({"images": images} | more))
 
 
 def wish(*args: str, runtime="vllm", delivery="container", shape=SHAPE, **more) -> Wish:
@@ -94,6 +95,8 @@ REFUSED = [
     ("a draining node", machine("n", card(0, 23), draining=True), "node_draining"),
     ("a node that waits", machine("n", card(0, 23), lifecycle="pending"), "node_unknown"),
     ("a node without the engine", machine("n", caps={"unavailable": NO_VLLM}), "runtime_unavailable"),
+    ("an image that is not approved", machine("n", card(0, 23), caps={"allow_tag_pulls": False}), "spec_rejected"),
+    ("no image at all", machine("n", card(0, 23), images={}), "image_missing"),
     ("cards that are all broken", machine("n", card(0, 23, problem="The card is lost.")), "gpus_required"),
     ("cards without room", machine("n", card(0, 10)), "memory_short"),
     ("a host without room", machine("n", card(0, 23), host=5), "memory_short"),
@@ -121,9 +124,8 @@ def test_an_unknown_shape_blocks_every_node_with_its_reason_unless_a_budget_is_g
     found = plan(wish(shape=riddle), [machine("a", card(0, 23))])
     assert found.refusals[0].code == "fit_unknown"
     assert "The hub is silent" in found.refusals[0].message
-    budgeted = Wish(
-        "vllm", "container", riddle, serve_plan("vllm", SMALL_SHARE, gpu_budget_bytes=GIB, host_budget_bytes=GIB)
-    )
+    plan_ = serve_plan("vllm", SMALL_SHARE, gpu_budget_bytes=GIB, host_budget_bytes=GIB)
+    budgeted = Wish("vllm", "container", riddle, plan_)
     assert plan(budgeted, [machine("a", card(0, 23))]).best is not None
 
 
