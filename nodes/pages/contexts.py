@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from agent.wire.capability import Capabilities, MemoryModel, ModelFolder, RuntimeCapability
-from agent.wire.status import GpuStatus, HostStatus
+from agent.wire.status import HostStatus
 from audit.models import AuditLine
 from mirbad.kernel import clock
 from mirbad.web import parts
 from mirbad.web.parts import NOT_REPORTED, Badge, Bar
 from nodes import queries
 from nodes.conditions import certificate_alarm_at
-from nodes.models import Gpu, JoinToken, Node, NodePin
+from nodes.models import JoinToken, Node, NodePin
 from nodes.pages import gpus
+from nodes.pages.gpu_line import GpuLine, gpu_line
 from nodes.pki import renewal
 from nodes.states import APPROVED, PENDING, REVOKED
 
@@ -40,29 +41,6 @@ _BADGES: dict[str, Badge] = {
     "Revoked": Badge("Revoked", "idle", "ban"),
 }
 _DRAINING = Badge("Draining", "warn", "circle-pause", "Takes no new starts; what runs goes on serving")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuLine:
-    """One GPU as its bar, and what else is known of it now."""
-
-    label: str
-    name: str
-    uuid: str
-    memory: Bar
-    utilization: str
-    temperature: str
-    power: str
-    problem: str
-    shares_host_memory: bool
-    reserve: str
-    present: bool
-
-    @property
-    def now(self) -> str:
-        """What it does, in a line: that its use is not reported is said, heat and power are left out then."""
-        use = "use not reported" if self.utilization == NOT_REPORTED else f"{self.utilization} busy"
-        return " · ".join([use, *(word for word in (self.temperature, self.power) if word != NOT_REPORTED)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +102,7 @@ def card(node: Node) -> NodeCard:
         total = capabilities.memory_bytes
     stale = node.lifecycle == APPROVED and (node.last_seen_at is None or now - node.last_seen_at > STALE_AFTER)
     used = _used(host.memory_total_bytes, host.memory_available_bytes)
-    gpus = tuple(gpu_line(gpu) for gpu in node.gpus.all())
+    lines = tuple(gpu_line(gpu) for gpu in node.gpus.all())
     return NodeCard(
         id=node.pk,
         name=node.name,
@@ -139,8 +117,8 @@ def card(node: Node) -> NodeCard:
         host=parts.memory_bar("Host memory", used, total),
         cpu=parts.percent_bar("CPU", host.cpu_percent, f"load {host.load_1m:.1f}" if host.load_1m is not None else ""),
         disk=parts.memory_bar("Disk", _used(host.disk_total_bytes, host.disk_free_bytes), host.disk_total_bytes),
-        gpus=gpus,
-        gpu_words=_gpu_words(gpus, capabilities),
+        gpus=lines,
+        gpu_words=_gpu_words(lines, capabilities),
         agent_version=node.agent_version or str(node.machine.get("agentVersion") or "") or NOT_REPORTED,
         certificate_ends=node.cert_not_after,
         certificate_soon=node.cert_not_after is not None and node.cert_not_after <= certificate_alarm_at(now),
@@ -148,33 +126,6 @@ def card(node: Node) -> NodeCard:
         last_seen_at=node.last_seen_at,
         stale=stale,
     )
-
-
-def gpu_line(gpu: Gpu) -> GpuLine:
-    """One GPU; what the driver does not tell stays unknown."""
-    seen = GpuStatus.model_validate({"uuid": gpu.uuid} | gpu.seen)
-    total = seen.total_bytes if seen.total_bytes is not None else gpu.memory_bytes
-    label = f"GPU {gpu.index}" if gpu.index is not None else "GPU"
-    memory = parts.memory_bar(label, seen.used_bytes, total)
-    if gpu.shares_host_memory:
-        memory = Bar(label, None, None, "shares host memory")
-    return GpuLine(
-        label=label,
-        name=gpu.name or "GPU, name not reported",
-        uuid=gpu.uuid,
-        memory=memory,
-        utilization=_figure(seen.utilization_percent, "%"),
-        temperature=_figure(seen.temperature_celsius, "°C"),
-        power=_figure(seen.power_watts, "W"),
-        problem=seen.problem or ("" if gpu.present else "The node no longer reports this GPU."),
-        shares_host_memory=bool(gpu.shares_host_memory),
-        reserve=parts.size(gpu.reserve_bytes) if gpu.reserve_bytes is not None else "agent's default",
-        present=gpu.present,
-    )
-
-
-def _figure(value: float | None, unit: str) -> str:
-    return NOT_REPORTED if value is None else f"{value:.0f} {unit}"
 
 
 def _used(total: int | None, free: int | None) -> int | None:
