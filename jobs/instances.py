@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agent.wire.errors import AgentCode
-from agent.wire.instances import InstanceState, InstanceView, LaunchSpec, StopRequest
+from agent.wire.instances import Forgotten, InstanceState, InstanceView, LaunchSpec, StopRequest
 from agent.wire.status import NodeStatus
 from jobs.base import Step
 from jobs.errors import StepFailed
 from mirbad.kernel.errors import MirbadError
+from mirbad.kernel.ids import new_operation_id
 from models_app import running
 from models_app.models import Placement
 from nodes.errors import AgentRefused, NodeOffline
@@ -24,6 +25,7 @@ KEEPS_DESIRED = frozenset(
 SERVER_ERROR = 500
 ERROR_TRIES = 4
 STOP_GRACE_SECONDS = 10.0
+_FORGET_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -71,6 +73,24 @@ def stop(step: Step, key: str) -> InstanceView | None:
         if refusal.agent_code == AgentCode.NOT_FOUND:
             return None
         raise as_failure(step, refusal) from refusal
+
+
+def forget(node_id: str, instance_id: str) -> bool:
+    """Have the node remove record and log of an instance that has ended; False when it is alive after all.
+
+    Asked again it does nothing. Raises what `client.call` raises, AgentRefused for any other reason.
+    """
+    try:
+        client.call(
+            node_id, "DELETE", f"instances/{instance_id}", answer=Forgotten, operation_id=new_operation_id(),
+            timeout_seconds=_FORGET_SECONDS,
+        )  # fmt: skip
+    except AgentRefused as refusal:
+        if refusal.agent_code == AgentCode.INSTANCE_EXISTS:
+            return False
+        if refusal.agent_code != AgentCode.NOT_FOUND:
+            raise
+    return True
 
 
 def refresh(step: Step) -> NodeStatus:

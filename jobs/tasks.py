@@ -6,6 +6,7 @@ from jobs.kinds import evacuate
 from jobs.loops import ca_rotation
 from jobs.loops.holds import release_stale_once
 from jobs.loops.prune import prune_once
+from jobs.loops.records import forget_records_once
 from jobs.loops.renew import renew_once
 from jobs.loops.replicas import rebuild_once
 from jobs.loops.resume import resume_once
@@ -67,6 +68,12 @@ def resume() -> None:
 def stop_strays() -> None:
     """Stop engines that are left over on nodes on which their models have no place."""
     stop_strays_once()
+
+
+@tick("jobs.records")
+def forget_records() -> None:
+    """Have nodes forget engines that ended and whose place is gone."""
+    forget_records_once()
 
 
 @tick("jobs.holds")

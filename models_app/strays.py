@@ -1,8 +1,11 @@
-"""The only writer of engines without a place: ours, alive on a node, and with no placement there that they are of."""
+"""The only writer of engines without a place: ours, on a node, and with no placement there that they are of.
+
+Alive, or ended with a record that the node still keeps.
+"""
 
 from collections.abc import Iterable, Mapping
 
-from agent.wire.instances import LIVE_STATES, InstanceView
+from agent.wire.instances import InstanceView
 from agent.wire.status import NodeStatus
 from models_app.models import Placement, StrayInstance
 
@@ -21,7 +24,7 @@ def observe(statuses: Mapping[str, NodeStatus], placements: Iterable[Placement])
         (node_id, view.instance_id): (view, status)
         for node_id, status in statuses.items()
         for view in status.instances
-        if view.state in LIVE_STATES and (node_id, view.instance_id) not in placed and _fits(view)
+        if (node_id, view.instance_id) not in placed and _fits(view)
     }
     gone = [row.pk for key, row in stored.items() if key not in seen and _is_newer(statuses[row.node_id_text], row)]
     if gone:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import structlog
 from django.db import IntegrityError, transaction
 
+from agent.wire.instances import LIVE_STATES
 from jobs import ledger
 from jobs.kinds import sweep
 from jobs.leftovers import Leftover, may_sweep, why_left
@@ -19,6 +20,7 @@ from nodes.models import Node
 log = structlog.get_logger(__name__)
 
 MOVE = system("move")
+_LIVE = [state.value for state in LIVE_STATES]
 AGAIN_AFTER = timedelta(minutes=10)
 """An engine that would not end is asked again after so long, and not every few seconds."""
 
@@ -29,7 +31,7 @@ def stop_strays_once() -> int:
     if fencing.is_fenced() or not may_sweep():
         return opened
     serving = Node.objects.serving().values("pk")
-    for row in StrayInstance.objects.filter(node_id_text__in=serving):
+    for row in StrayInstance.objects.filter(node_id_text__in=serving, state__in=_LIVE):
         engine = Leftover(row.node_id_text, row.instance_id, row.model_id_text, row.operation_id_text)
         if _failed_lately(engine) or why_left(engine):
             continue

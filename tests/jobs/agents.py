@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.wire.base import WireModel
 from agent.wire.errors import HTTP_STATUS, AgentCode
-from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
+from agent.wire.instances import LIVE_STATES, Forgotten, InstanceState, InstanceView, LaunchSpec
 from agent.wire.status import HostStatus, NodeStatus
 from nodes.errors import AgentRefused, NodeOffline
 
@@ -107,7 +107,10 @@ class FakeAgent:
                 raise known[1]
             return known[1]
         try:
-            done = self._stop(path) if route.endswith("/stop") else self._launch(path, body, operation_id)
+            if route.startswith("DELETE"):
+                done = self._forget(path)
+            else:
+                done = self._stop(path) if route.endswith("/stop") else self._launch(path, body, operation_id)
         except AgentRefused as refused:
             self.journal[operation_id, path] = (digest, refused)
             raise
@@ -134,6 +137,14 @@ class FakeAgent:
         )
         self.engines[instance_id] = Engine(view, list(self.plan))
         return view
+
+    def _forget(self, path: str) -> Forgotten:
+        instance_id = path.split("/")[1]
+        engine = self.engines.get(instance_id)
+        if engine is not None and engine.view.state in LIVE_STATES:
+            raise refusal(AgentCode.INSTANCE_EXISTS, "it lives")
+        self.engines.pop(instance_id, None)
+        return Forgotten(instance_id=instance_id)
 
     def _stop(self, path: str) -> InstanceView:
         engine = self.engines.get(path.split("/")[1])
