@@ -3,7 +3,7 @@
 downloading → starting-target → target-ready → placement-committed → draining-source → stopping-source → done
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from django.db import transaction
 
@@ -28,6 +28,7 @@ from jobs.kinds.move.plan import (
     placement_at,
     plan_of,
     poll,
+    since,
     stopped_or_view,
     undo,
     why_away,
@@ -146,12 +147,12 @@ def stopping_source(step: Step) -> Outcome:
         instances.refresh(about)
         return _gone(step, plan, f"It runs on node {step.node_id}.")
     allowed = settings().moves_stop_timeout
-    began = datetime.fromisoformat(str(step.state.get("asked") or clock.now().isoformat()))
+    began, note = since(step, "stopSince")
     if clock.now() - began > allowed:
         seconds = allowed.total_seconds()
         text = f"It runs on node {step.node_id}. Its engine on {plan.source_node} did not end within {seconds:.0f} s."
         return _gone(step, plan, f"{text} It gets no requests, and is asked to stop again.")
-    return poll("Stopping the engine.", {"asked": began.isoformat()})
+    return poll("Stopping the engine.", note)
 
 
 def want_stopped(step: Step, source: Placement) -> None:

@@ -174,17 +174,18 @@ def patient(stage: Stage, limit: Callable[[], timedelta], give_up: Callable[[Ste
     """`stage`, waiting for a node that is away; once it is away for longer than `limit`, what `give_up` makes of it."""
 
     def run(step: Step) -> Outcome:
+        away = f"away-{step.stage}"
         try:
             outcome = stage(step)
         except StepFailed as failure:
             if failure.final or failure.step_code not in AWAY:
                 raise
-            began, note = since(step, "away")
+            began, note = since(step, away)
             if clock.now() - began > limit():
                 return give_up(step, failure)
             return pause(failure.detail, note)
-        if step.state.get("away") and isinstance(outcome, Go | Wait):
-            return replace(outcome, state={**outcome.state, "away": None})
+        if step.state.get(away) and isinstance(outcome, Go | Wait):
+            return replace(outcome, state={**outcome.state, away: None})
         return outcome
 
     return run

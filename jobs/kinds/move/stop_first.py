@@ -3,8 +3,6 @@
 downloading → stopping-source → source-stopped → placement-committed → starting-target → done
 """
 
-from datetime import datetime
-
 from django.db import transaction
 
 from audit import log as audit_log
@@ -28,6 +26,7 @@ from jobs.kinds.move.plan import (
     placement_at,
     plan_of,
     poll,
+    since,
     stopped_or_view,
     undo,
     why_away,
@@ -67,12 +66,12 @@ def stopping_source(step: Step) -> Outcome:
     if view is None:
         instances.refresh(about)
         return Go(SOURCE_STOPPED, f"It has stopped on node {plan.source_node}.")
-    began = datetime.fromisoformat(str(step.state.get("asked") or clock.now().isoformat()))
+    began, note = since(step, "stopSince")
     allowed = settings().moves_stop_timeout
     if clock.now() - began > allowed:
         text = f"The engine on node {plan.source_node} did not end within {allowed.total_seconds():.0f} s."
         return undo(StepFailed("stop_timeout", text, final=True, lines=view.last_lines))
-    return poll("Stopping the engine.", {"asked": began.isoformat()})
+    return poll("Stopping the engine.", note)
 
 
 def source_stopped(step: Step) -> Outcome:

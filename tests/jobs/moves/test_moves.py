@@ -503,3 +503,18 @@ def test_one_of_several_replicas_is_moved_and_the_others_stay(fleet, serving, fi
     assert done.outcome == "succeeded"
     assert sorted(Placement.objects.values_list("node_id_text", flat=True)) == ["pc-1", "pc-3"]
     assert fleet.source.running == 1
+
+
+@pytest.mark.parametrize("mode", ["handover", "stop-first"])
+def test_what_the_downloads_noted_is_not_mistaken_for_the_time_of_a_stop(
+    fleet, serving, until, pass_time, mode
+) -> None:
+    fleet.source.stubborn = True
+    operation = until(move(mode), "stopping-source")
+    operation.refresh_from_db()
+    Operation.objects.filter(pk=operation.pk).update(state={**operation.state, "asked": 2, "seen": "2026-01-01"})
+    for _ in range(3):
+        worker.run(operation.pk)
+        pass_time(3)
+    operation.refresh_from_db()
+    assert (operation.outcome, operation.error, operation.progress) == ("open", {}, {"text": "Stopping the engine."})

@@ -1,0 +1,97 @@
+"""The pages of moves: what the buttons do, what is refused where the person acted, who may."""
+
+import pytest
+
+from jobs.models import Operation
+from models_app.models import ModelDefinition, Placement
+from nodes.models import Node
+from tests.pages import moving, seed
+
+pytestmark = [pytest.mark.app, pytest.mark.django_db]
+
+HTMX = {"HX-Request": "true"}
+
+
+@pytest.fixture
+def placement() -> Placement:
+    seed.node("atlas", "Atlas", gpus=2)
+    seed.node("local", "", is_bootstrap=True)
+    return moving.movable("tiny", "atlas", "Tiny")
+
+
+def test_a_move_is_begun_and_its_page_follows_it(owner, placement):
+    form = owner.client.get("/models/tiny/move").content.decode()
+    assert 'value="local" required checked' in form
+    begun = owner.client.post("/models/tiny/move", {"node": "local", "mode": "auto"}, headers=HTMX)
+    assert (begun.status_code, begun["HX-Redirect"]) == (204, "/models/tiny/move")
+    operation = Operation.objects.get()
+    assert (operation.kind, operation.node_id_text, operation.input["mode"]) == ("move", "local", "handover")
+    page = owner.client.get("/models/tiny/move").content.decode()
+    assert "Cancel move" in page
+    assert "Move to node local requested." in page
+    assert "atlas" in page
+    model = owner.client.get("/models/tiny").content.decode()
+    assert "a move to node local" in model, "who holds it"
+    assert owner.client.post("/models/tiny/move/cancel", headers=HTMX).status_code == 204
+    operation.refresh_from_db()
+    assert operation.cancel_requested_at is not None
+
+
+def test_gpus_of_the_chosen_node_alone_are_sent_on(owner, placement):
+    Placement.objects.update(node_id_text="local")
+    uuid = seed.gpu_uuid("atlas", 1)
+    sent = {"node": "atlas", "gpus-atlas": uuid, "gpus-other": "GPU-x", "mode": "stop-first", "token": " "}
+    assert owner.client.post("/models/tiny/move", sent, headers=HTMX).status_code == 204
+    operation = Operation.objects.get()
+    assert (operation.input["gpuUuids"], operation.input["mode"]) == ([uuid], "stop-first")
+
+
+def test_a_node_that_cannot_be_chosen_says_why(owner, placement):
+    Node.objects.filter(pk="local").update(draining=True)
+    form = owner.client.get("/models/tiny/move").content.decode()
+    assert 'value="local" required disabled' in form
+    assert "Node local is draining" in form
+    refused = owner.client.post("/models/tiny/move", {"node": "local"}, headers=HTMX)
+    assert refused.status_code == 409
+    assert "node_draining" in refused.content.decode()
+    assert not Operation.objects.exists()
+
+
+def test_a_model_of_a_folder_is_told_that_it_cannot_move(owner, placement):
+    ModelDefinition.objects.get().sources.update(kind="folder")
+    assert "come from a folder of its node" in owner.client.get("/models/tiny/move").content.decode()
+
+
+def test_a_source_that_is_away_is_given_up_by_its_id(owner, placement):
+    Node.objects.filter(pk="atlas").update(reachability="offline")
+    moving.move(placement, "local", mode="stop-first", stage="stopping-source", progress={"text": "x", "paused": True})
+    page = owner.client.get("/models/tiny/move").content.decode()
+    assert "Force-commit to local" in page
+    assert "the old engine may still be running there" in page
+    wrong = owner.client.post("/models/tiny/move/force-commit", {"confirm": "local"}, headers=HTMX)
+    assert (wrong.status_code, "confirmation_required" in wrong.content.decode()) == (409, True)
+    assert owner.client.post("/models/tiny/move/force-commit", {"confirm": "atlas"}, headers=HTMX).status_code == 204
+    assert Operation.objects.get().state == {"forced": True}
+
+
+def test_an_unplace_of_what_runs_wants_its_id(owner, placement):
+    page = owner.client.get("/models/tiny/unplace").content.decode()
+    assert "cannot start or serve until it is moved to a node again" in page
+    assert "stays on the node" in page
+    refused = owner.client.post("/models/tiny/unplace", {"confirm": "other"}, headers=HTMX)
+    assert (refused.status_code, "confirmation_required" in refused.content.decode()) == (409, True)
+    assert not Operation.objects.exists()
+    done = owner.client.post("/models/tiny/unplace", {"confirm": "tiny"}, headers=HTMX)
+    assert (done.status_code, done["HX-Redirect"]) == (204, "/models/tiny")
+    assert Operation.objects.get().kind == "unplace"
+
+
+def test_who_may_only_look_moves_nothing(viewer, placement):
+    for path in ("move", "unplace"):
+        assert viewer.client.get(f"/models/tiny/{path}").status_code == 403
+    for path in ("move", "move/cancel", "move/force-commit", "unplace", "start-anyway"):
+        assert viewer.client.post(f"/models/tiny/{path}", headers=HTMX).status_code == 403
+    assert "Move to another node" not in viewer.client.get("/models/tiny").content.decode()
+    moving.move(placement, "local", mode="handover", stage="downloading")
+    assert "Cancel move" not in viewer.client.get("/models/tiny/move/-/state").content.decode()
+    assert not Operation.objects.exclude(kind="move").exists()
