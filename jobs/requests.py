@@ -20,6 +20,7 @@ from jobs.queries import open_operation
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import Conflict, MirbadError, NotFound
 from models_app import holds, registry
+from models_app.artifacts import images
 from models_app.errors import GpuMissing
 from models_app.models import ModelDefinition, Placement
 from models_app.placement import apply, feasible
@@ -78,7 +79,7 @@ def start_all(
 
     `force` skips the memory check of the node. Raises NotFound, ModelBusy, Conflict (unplaced, runs already, is being
     stopped), NodeOffline and the other states of a node that does not serve, NodeDraining, GpuMissing, ImageMissing,
-    MasterFenced (all four verbs).
+    SpecRejected, MasterFenced (all four verbs).
     """
 
     def one(found: Replica) -> list[Operation]:
@@ -242,6 +243,10 @@ def _startable_node(placement: Placement) -> Node:
             f"GPU {', '.join(missing)} is not on node {node.pk!r} any more; choose the model's GPUs again.",
             fields={"gpuUuids": list(missing)},
         )
+    image, digest = registry.image_of(placement.model, node)
+    if image and capabilities is not None:
+        # The agent refuses the same, seconds later and with its own words.
+        images.require_admitted(node, capabilities, image, digest)
     return node
 
 

@@ -78,13 +78,19 @@ def admitted(node: Node, image: str, digest: str) -> Image:
     RuntimeUnavailable when the node has no Docker Engine that works.
     """
     known = queries.capabilities(node)
-    try:
-        if known is None:
-            return rule.parse(image, digest or None)
+    if known is not None:
         _require_containers(node, known)
-        return rule.admitted(
-            image, digest or None, approved=known.approved_images, allow_tag_pulls=known.allow_tag_pulls
-        )
+        require_admitted(node, known, image, digest)
+    try:
+        return rule.parse(image, digest or None)
+    except BadImage as error:
+        raise SpecRejected(f"Node {node.pk!r}: Launch spec rejected: {error}") from error
+
+
+def require_admitted(node: Node, known: Capabilities, image: str, digest: str) -> None:
+    """A launch with this image would not be refused by the node, by its last report. Raises SpecRejected."""
+    try:
+        rule.admitted(image, digest or None, approved=known.approved_images, allow_tag_pulls=known.allow_tag_pulls)
     except BadImage as error:
         raise SpecRejected(f"Node {node.pk!r}: Launch spec rejected: {error}") from error
 

@@ -48,9 +48,9 @@ def test_an_agent_that_was_killed_adopts_its_own_container_and_leaves_the_others
 
 def test_an_image_by_tag_alone_is_refused_on_a_node_that_does_not_allow_it(two):
     two.define("by-tag", "pc-2", digest=False)
-    done = ended(two, two.fleet.api("POST", "models/by-tag/start"))
-    assert done["outcome"] == "failed"
-    assert "digest" in done["error"]["detail"]
+    refused = two.fleet.api("POST", "models/by-tag/start", expect=422)
+    assert refused["code"] == "spec_rejected"
+    assert "must name an approved image digest" in refused["detail"]
 
 
 def test_images_are_listed_pulled_by_the_api_and_refused_where_they_are_not_approved(two):

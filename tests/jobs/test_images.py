@@ -12,13 +12,14 @@ from jobs.models import Operation
 from mirbad.kernel.errors import InvalidRequest
 from models_app.artifacts import images as artifacts
 from models_app.artifacts.errors import RuntimeUnavailable, SpecRejected
+from models_app.models import Placement
 from nodes import registry
 from nodes.errors import NodeOffline
 from nodes.pki import authority
 from tests.bench.fake_docker import Answer, FakeDocker
 from tests.jobs.real import RealAgent, wait_until
 from tests.jobs.test_downloads import run
-from tests.models_app.things import PERSON
+from tests.models_app.things import PERSON, placed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -132,6 +133,17 @@ def test_an_agent_that_restarts_in_the_middle_is_asked_again(agent, docker) -> N
     agent.begin()
     assert run(operation).outcome == "succeeded"
     assert docker.paths().count(CREATE) == 2
+
+
+@pytest.mark.parametrize(
+    ("digest", "says"), [("", "must name an approved image digest"), (DIGEST, "is not approved on this node")]
+)
+def test_a_start_with_an_image_that_the_node_does_not_run_is_refused_at_once(agent, docker, digest, says) -> None:
+    placed(node_id="local", delivery="container", image="other/engine", image_digest=digest)
+    with pytest.raises(SpecRejected, match=f"Launch spec rejected: .*{says}"):
+        requests.start("tiny", PERSON)
+    assert not Operation.objects.exists()
+    assert Placement.objects.get().desired == "stopped"
 
 
 def test_a_node_without_docker_says_so(agent, docker) -> None:

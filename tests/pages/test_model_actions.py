@@ -147,7 +147,10 @@ def test_a_start_that_was_refused_for_memory_is_offered_anyway_with_its_numbers(
     refused = "Not enough memory: … 3.0 GiB can be used on node atlas (GPU 1)."
     error = {"code": "admission_refused", "detail": refused}
     seed.operation("phi-4", stage="starting", outcome="failed", error=error)
-    Node.objects.filter(pk="atlas").update(default_image="registry.local/vllm:1")
+    atlas = Node.objects.get(pk="atlas")
+    atlas.default_image, atlas.default_image_digest = "registry.local/vllm", "sha256:" + "a" * 64
+    atlas.capabilities |= {"approvedImages": [f"registry.local/vllm@{atlas.default_image_digest}"]}
+    atlas.save()
     part = operator.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
     assert f'hx-confirm="{refused} Without that memory' in part
     assert "Start anyway" not in viewer.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
