@@ -8,12 +8,13 @@ import psutil
 
 from agent.config import AgentConfig
 from agent.deliveries.base import ImageOrder, Order
-from agent.running import meeting
+from agent.running import meeting, room
 from agent.running.record import Record
 from agent.running.yard import Yard
 from agent.runtimes import RUNTIMES
 from agent.runtimes.base import Meeting, Seat, Source
 from agent.runtimes.flags import rejected
+from agent.telemetry import host
 from agent.wire.capability import Delivery, MemoryModel, Runtime
 from agent.wire.instances import LaunchSpec
 
@@ -92,6 +93,7 @@ def make(record: Record, source: Source | None, yard: Yard) -> Order:
         threads=threads(yard.config),
         source=source,
         meeting=_meeting(record, yard),
+        part_of_card=room.part_of_card(spec, yard, host.total_memory_bytes()),
     )
     command = runtime.command(spec, yard.config, seat)
     secrets = {name: value.get_secret_value() for name, value in spec.secret_env.items()}

@@ -37,6 +37,23 @@ def need_of(spec: LaunchSpec, source: Source | None, memory_model: MemoryModel) 
     )
 
 
+def part_of_card(spec: LaunchSpec, yard: Yard, host_total: int | None) -> float | None:
+    """What part of each card's memory the budget is, rounded down to thousandths; None without a budget or a size.
+
+    Cards that share the host's memory have all of it.
+    """
+    cards = yard.cards.cards if yard.cards else ()
+    each, total = spec.gpu_memory_budget_bytes, host_total if cards else None
+    if yard.memory_model is MemoryModel.DISCRETE:
+        sizes = {card.uuid: card.total_bytes for card in cards}
+        known = [size for uuid in spec.gpu_uuids if (size := sizes.get(uuid))]
+        total = max(known) if known and len(known) == len(spec.gpu_uuids) else None
+        each = budget.share(each, len(spec.gpu_uuids))
+    if not each or not total:
+        return None
+    return min(int(each / total * 1000) / 1000, 1.0) or None
+
+
 def lanes_of(spec: LaunchSpec) -> frozenset[str]:
     """Its GPUs, or the host's lane. The simulated engine loads nothing and takes none."""
     if spec.runtime is Runtime.SIM:

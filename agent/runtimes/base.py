@@ -50,7 +50,7 @@ class Meeting:
 class Seat:
     """Where one engine will sit: the address it listens on, its key, and what it may use of the machine.
 
-    `meeting` is for one shard of several.
+    `meeting` is for one shard of several; `part_of_card` is what its budget is of each card's memory, None for all.
     """
 
     host: str
@@ -59,6 +59,7 @@ class Seat:
     threads: int
     source: Source | None
     meeting: Meeting | None = None
+    part_of_card: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 from agent.wire.pickles import pickles_in, refusal_words
 
+_OWN_SHARE = ("--gpu-memory-utilization", "--kv-cache-memory-bytes")
 _PICKLE_FORMATS = frozenset({"pt", "npcache"})
 
 _DENIED = (
@@ -110,6 +111,9 @@ class Vllm:
         if seat.source.safetensors and not spec.allow_pickle and not values_of(spec.args, "--load-format"):
             # Left to choose, it would read a pickle that came into the folder after `prepare` had looked.
             argv = (*argv, "--load-format", "safetensors")
+        if seat.part_of_card is not None and not any(values_of(spec.args, flag) for flag in _OWN_SHARE):
+            # Without a word it takes nine tenths of every card, whatever was admitted.
+            argv = (*argv, "--gpu-memory-utilization", f"{seat.part_of_card:.3f}")
         argv = (*argv, *spec.args)
         env = {
             "VLLM_API_KEY": seat.api_key,

@@ -10,6 +10,7 @@ from models_app.fit.shape import Input
 UTILIZATION = 0.9
 """The share of each card that vLLM takes when nobody says another."""
 
+_SHARE_WORDS = "Share of each card that vLLM takes"
 _BATCHED_TOKENS = 8192
 _UBATCH = 512
 _SLOTS = 4
@@ -76,6 +77,10 @@ def serve_plan(
     for words, budget in (("GPU memory budget", gpu_budget_bytes), ("Host memory budget", host_budget_bytes)):
         if budget is not None:
             inputs.append(Input(words, f"{budget / 2**30:.2f} GiB", "the model's settings"))
+    if gpu_budget_bytes is not None and value_of(args, "--gpu-memory-utilization") is None:
+        # The agent gives the engine its budget as its share of each card.
+        plan = replace(plan, utilization=None)
+        inputs = [item for item in inputs if item.name != _SHARE_WORDS]
     found = _ACTIVE.search(name)
     share = float(found[2]) / float(found[1]) if found and float(found[1]) > float(found[2]) else None
     return replace(
@@ -134,7 +139,7 @@ def _vllm(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
     source = "argument --gpu-memory-utilization" if utilization else "vLLM's default"
     if value_of(args, "--kv-cache-memory-bytes") is None:
         utilization = utilization or UTILIZATION
-        inputs.append(Input("Share of each card that vLLM takes", f"{utilization:.0%}", source))
+        inputs.append(Input(_SHARE_WORDS, f"{utilization:.0%}", source))
     else:
         utilization = None
     batch = _count(value_of(args, "--max-num-batched-tokens")) or _BATCHED_TOKENS

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from agent.admission import GIB, Need, Room, Starts, admit, reserve_bytes
 from agent.config import AgentConfig
 from agent.errors import AgentError
-from agent.running.room import need_of
+from agent.running.room import need_of, part_of_card
 from agent.telemetry.nvml import Card, Cards
 from agent.wire.capability import MemoryModel, Runtime
 from agent.wire.errors import AgentCode
@@ -71,6 +72,29 @@ def test_what_a_launch_needs_is_counted_by_the_memory_model(model, host, gpu, ar
     )
     need = need_of(launch, None, model)
     assert (need.host_bytes, need.share()) == needs
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("model", "sizes", "budget", "gpus", "part"),
+    [
+        (MemoryModel.DISCRETE, (24, 24), 20, ("GPU-0", "GPU-1"), 0.416),
+        (MemoryModel.DISCRETE, (24, 48), 20, ("GPU-0", "GPU-1"), 0.208),
+        (MemoryModel.DISCRETE, (24, 24), 100, ("GPU-0",), 1.0),
+        (MemoryModel.DISCRETE, (24, None), 20, ("GPU-0", "GPU-1"), None),
+        (MemoryModel.DISCRETE, (24, 24), None, ("GPU-0",), None),
+        (MemoryModel.UNIFIED, (None,), 30, (), 0.25),
+        (MemoryModel.UNIFIED, (), 30, (), None),
+    ],
+)
+def test_a_budget_is_a_part_of_each_card_and_never_more_than_was_admitted(model, sizes, budget, gpus, part) -> None:
+    found = tuple(
+        Card(uuid=f"GPU-{at}", index=at, total_bytes=None if size is None else size * GIB)
+        for at, size in enumerate(sizes)
+    )
+    yard = SimpleNamespace(memory_model=model, cards=Cards(found))
+    launch = spec(gpu_uuids=gpus, gpu_memory_budget_bytes=None if budget is None else budget * GIB)
+    assert part_of_card(launch, yard, 120 * GIB) == part
 
 
 @pytest.mark.unit

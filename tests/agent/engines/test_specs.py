@@ -91,6 +91,15 @@ def test_vllm_in_a_container_names_its_own_entry(root: AgentConfig) -> None:
     assert "--tensor-parallel-size" not in command.argv
 
 
+def test_vllm_takes_its_budget_of_each_card_and_not_nine_tenths(root: AgentConfig) -> None:
+    seat = replace(SEAT, part_of_card=0.4166)
+    argv = RUNTIMES[Runtime.VLLM].command(vllm(), root, seat).argv
+    assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.417"
+    for own in ("--gpu-memory-utilization=0.5", "--gpu_memory_util", "--kv-cache-memory-bytes"):
+        argv = RUNTIMES[Runtime.VLLM].command(vllm(args=(own, "0.5")), root, seat).argv
+        assert sum(one.startswith("--gpu") for one in argv) == own.startswith("--gpu")
+
+
 def test_an_argument_of_the_person_wins_over_the_context_of_the_spec(root: AgentConfig) -> None:
     launch = vllm(args=("--max-model-len=10",), context_length=4096)
     assert RUNTIMES[Runtime.VLLM].command(launch, root, SEAT).argv.count("--max-model-len") == 0
