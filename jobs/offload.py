@@ -15,7 +15,8 @@ from jobs.queries import unfinished
 from jobs.states import FAILED
 from mirbad.kernel import clock
 from models_app.models import Hold, ModelSource, Placement
-from models_app.placement import apply, feasible
+from models_app.placement import apply, feasible, planning
+from models_app.placement.wanted import of_model
 from nodes.models import Node
 
 MOST_TRIES = 3
@@ -28,6 +29,7 @@ LEFT_FOR = timedelta(seconds=30)
 """A move that was refused is asked for again after so long."""
 
 _REFUSED = "refused"
+_FIT_UNKNOWN = "fit_unknown"
 PAUSE = timedelta(seconds=5)
 """Between two tries of one model, times the tries."""
 
@@ -43,7 +45,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """How far an evacuation is. `stuck` says for each model that cannot go now why, as a sentence."""
+    """How far an evacuation is. `stuck` says for each model that was looked at and cannot go now why, as a sentence.
+
+    While a move is under way nothing else is looked at.
+    """
 
     left: tuple[str, ...]
     moving: tuple[Operation, ...]
@@ -55,23 +60,22 @@ def survey(node_id: str, evacuation_id: str, state: Mapping[str, Any]) -> Survey
     """How the evacuation of `node_id` stands now. `state` is what its operation knows."""
     placements = _placements(node_id)
     moves = {row.model_id_text: row for row in unfinished().filter(lane="placement", target_kind="model")}
+    left = tuple(row.model_id for row in placements)
     moving = tuple(moves[row.model_id] for row in placements if row.model_id in moves)
+    if moving:
+        return Survey(left, moving, None, {})
     lately = _refused_lately(state)
     busy = set(unfinished().filter(lane="run", target_kind="placement").values_list("target_id", flat=True))
     tries = _tries(evacuation_id)
     targets = _targets(node_id)
     stuck: dict[str, str] = {}
-    following: Choice | None = None
     for placement in placements:
-        if placement.model_id in moves:
-            continue
         why = lately.get(placement.model_id) or _why_not(placement, busy, tries.get(placement.model_id, ()))
-        choice = None if why else choose(placement, targets)
+        choice = why or choose(placement, targets)
         if isinstance(choice, Choice):
-            following = following or (None if moving else choice)
-        else:
-            stuck[placement.model_id] = why or str(choice)
-    return Survey(tuple(row.model_id for row in placements), moving, following, stuck)
+            return Survey(left, (), choice, stuck)
+        stuck[placement.model_id] = choice
+    return Survey(left, (), None, stuck)
 
 
 def outlook(node_id: str) -> list[tuple[str, str, str]]:
@@ -102,18 +106,26 @@ def _refused_lately(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choose(placement: Placement, targets: Sequence[Node]) -> Choice | str:
-    """Where the model of `placement` goes; the reason, as a sentence, when it can go nowhere."""
+    """Where the model of `placement` goes; the reason, as a sentence, when it can go nowhere.
+
+    The planner's first choice. Where it cannot tell whether the model fits, the target's own check decides: the model
+    goes on serving here until it serves there.
+    """
     model = placement.model
-    taken = {other.node_id_text for other in model.placements.all()}
-    reasons: list[str] = []
+    standing = {other.node_id_text for other in model.placements.all()}
+    ranking = planning.rank_wanted(of_model(model), standing=standing, ask=False)
+    serving = {node.pk for node in targets}
+    for best in ranking.choices:
+        if best.node_id in serving:
+            return Choice(model.pk, best.node_id, best.gpu_uuids)
+    unknown = {refusal.node_id for refusal in ranking.refusals if refusal.code == _FIT_UNKNOWN}
+    reasons = [refusal.message for refusal in ranking.refusals if refusal.node_id in serving - unknown]
     for node in targets:
-        if node.pk in taken:
-            reasons.append(f"It stands on node {node.pk} already.")
+        if node.pk not in unknown:
             continue
         facts = apply.facts_of(node)
         gpus = _gpus(placement, facts.capabilities)
-        wish = feasible.Wish(model.runtime, model.delivery, gpus)
-        found = feasible.problems(wish, node.pk, facts)
+        found = feasible.problems(feasible.Wish(model.runtime, model.delivery, gpus), node.pk, facts)
         if not found:
             return Choice(model.pk, node.pk, gpus)
         reasons.append(found[0].message)

@@ -63,7 +63,10 @@ def _ending(step: Step, found: Survey, *, asked: bool) -> Outcome:
 def _progress(step: Step, found: Survey) -> dict[str, object]:
     move = found.moving[0]
     told = str(move.progress.get("text") or "")
-    text = f"{_count(step, found)} Moving {move.model_id_text} to {move.node_id_text} ({move.stage}). {told}".rstrip()
+    doing = (
+        f"Moving {move.model_id_text} to {move.node_id_text}" if move.kind == "move" else f"{move.model_id_text} leaves"
+    )
+    text = f"{_count(step, found)} {doing} ({move.stage}). {told}".rstrip()
     shown = {"text": text, "doneBytes": move.progress.get("doneBytes"), "totalBytes": move.progress.get("totalBytes")}
     return {name: value for name, value in shown.items() if value is not None}
 
