@@ -13,10 +13,13 @@ from models_app import keys
 from models_app.models import (
     ApiKey,
     Hold,
+    KnownShape,
     MaintenanceWindow,
     ModelDefinition,
     ModelSource,
     Placement,
+    RunningIntent,
+    StrayInstance,
     UsageDay,
 )
 
@@ -109,3 +112,28 @@ class MaintenanceWindowAdmin(LookingAdmin):
     """Open maintenance windows."""
 
     list_display = ("purpose", "model_id_text", "node_id_text", "holder", "opened_at", "until")
+
+
+@admin.register(KnownShape)
+class KnownShapeAdmin(LookingAdmin):
+    """What is known of the shape of weights."""
+
+    list_display = ("subject", "read_at")
+    search_fields = ("subject",)
+
+
+@admin.register(RunningIntent)
+class RunningIntentAdmin(LookingAdmin):
+    """The running set of each node."""
+
+    list_display = ("placement", "cause", "since", "boot_id")
+    list_filter = ("cause",)
+    list_select_related = ("placement",)
+
+
+@admin.register(StrayInstance)
+class StrayInstanceAdmin(LookingAdmin):
+    """Engines without a place."""
+
+    list_display = ("instance_id", "node_id_text", "model_id_text", "state", "since")
+    list_filter = ("state",)

@@ -27,6 +27,8 @@ from nodes.models import (
     NodeCondition,
     NodePin,
     RevokedKey,
+    TelemetryProgress,
+    TelemetrySample,
 )
 
 
@@ -192,3 +194,20 @@ class MasterIdentityAdmin(LookingAdmin):
 
     list_display = ("epoch", "instance_id", "fenced_reason", "updated_at")
     exclude = ("client_key_sealed", "enroll_key_sealed")
+
+
+@admin.register(TelemetrySample)
+class TelemetrySampleAdmin(LookingAdmin):
+    """What nodes measured."""
+
+    list_display = ("node_id_text", "at", "step", "samples")
+    list_filter = ("step",)
+    search_fields = ("=node_id_text",)
+    ordering = ("-at",)
+
+
+@admin.register(TelemetryProgress)
+class TelemetryProgressAdmin(LookingAdmin):
+    """Up to when samples were averaged."""
+
+    list_display = ("step", "until")

@@ -27,7 +27,7 @@ class RunningIntent(models.Model):
 
 
 class StrayInstance(models.Model):
-    """An engine of ours that lives on a node on which its model has no such placement, as the node last said.
+    """An engine of ours on a node on which its model has no such placement: alive, or a record of one that ended.
 
     Written by `models_app.strays` alone, and only from a newer `(boot_id, seq)`.
     """
