@@ -99,6 +99,7 @@ class ModelSerializer(CamelSerializer):
     allow_pickle = serializers.BooleanField()
     sources = SourceSerializer(many=True)
     placement = serializers.SerializerMethodField(method_name="placement_of")
+    placements = serializers.SerializerMethodField(method_name="placements_of")
     replicas = serializers.SerializerMethodField(method_name="replicas_of")
     state = serializers.SerializerMethodField(method_name="state_of")
     restart_needed = serializers.SerializerMethodField(method_name="needs_restart")
@@ -111,6 +112,11 @@ class ModelSerializer(CamelSerializer):
         """The placement, or None for a model that stands nowhere."""
         placement: Placement | None = queries.primary(model)
         return None if placement is None else PlacementSerializer(placement).data
+
+    @extend_schema_field(PlacementSerializer(many=True))
+    def placements_of(self, model: ModelDefinition) -> Any:
+        """Every placement, by replica and shard."""
+        return PlacementSerializer(queries.placements_of(model), many=True).data
 
     @extend_schema_field(ReplicaSerializer(many=True))
     def replicas_of(self, model: ModelDefinition) -> Any:
@@ -181,4 +187,5 @@ class ModelInputSerializer(CamelSerializer):
     allow_pickle = serializers.BooleanField(default=False)
     sources = SourceSerializer(many=True, required=False)
     placement = PlacementInputSerializer(required=False, allow_null=True)
+    placements = PlacementInputSerializer(many=True, required=False)
     placement_generation = serializers.IntegerField(allow_null=True, required=False)

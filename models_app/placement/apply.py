@@ -75,26 +75,31 @@ def add_replica(model_id: str, placements: Seats, actor: Actor) -> queries.Repli
         fencing.require_unfenced()
         routing.bump()
         holds.require_free(model_id)
-        model = ModelDefinition.objects.get(pk=model_id)
-        _check_replica(model, placements)
-        replica = new_uid()
-        made = [
-            Placement.objects.create(
-                model=model,
-                node_id_text=node_id,
-                gpu_uuids=list(gpu_uuids),
-                desired=STOPPED,
-                observed=STOPPED,
-                replica=replica,
-                shard=rank,
-                shards=len(placements),
-            )
-            for rank, (node_id, gpu_uuids) in enumerate(placements)
-        ]
-        detail = f"replica {replica} on {', '.join(nodes)}"
+        made = add_replica_locked(ModelDefinition.objects.get(pk=model_id), placements)
+        detail = f"replica {made.id} on {', '.join(nodes)}"
         audit_log.record("model.update", actor, model_id=model_id, node_id=nodes[0], detail=detail)
-        events.changed(model_id)
-    return queries.Replica(replica, tuple(made), len(made))
+    return made
+
+
+def add_replica_locked(model: ModelDefinition, placements: Seats) -> queries.Replica:
+    """`add_replica` for a caller that holds the transaction and writes the audit line itself."""
+    _check_replica(model, placements)
+    replica = new_uid()
+    made = tuple(
+        Placement.objects.create(
+            model=model,
+            node_id_text=node_id,
+            gpu_uuids=list(gpu_uuids),
+            desired=STOPPED,
+            observed=STOPPED,
+            replica=replica,
+            shard=rank,
+            shards=len(placements),
+        )
+        for rank, (node_id, gpu_uuids) in enumerate(placements)
+    )
+    events.changed(model.pk)
+    return queries.Replica(replica, made, len(made))
 
 
 def _check_replica(model: ModelDefinition, placements: Seats) -> None:

@@ -133,7 +133,8 @@ class ModelInput(_Input):
 
     `secret_env` maps a name to its value, or to None to keep the value that is stored. A field that was not sent has
     its default, except `placement`: not sent leaves it alone, None clears it. `placement_generation` is what the
-    sender read, and guards a change of GPUs.
+    sender read, and guards a change of GPUs. `placements` is for a new model that several nodes hold together, rank 0
+    first.
     """
 
     id: Annotated[str, AfterValidator(_model_id)]
@@ -159,6 +160,7 @@ class ModelInput(_Input):
     allow_pickle: bool = False
     sources: Annotated[list[SourceInput], Field(max_length=8)] = []
     placement: PlacementInput | None = None
+    placements: Annotated[list[PlacementInput], Field(max_length=64)] = []
     placement_generation: int | None = None
 
     @property
@@ -174,6 +176,8 @@ class ModelInput(_Input):
             raise _problem("env_name_duplicate", f"{', '.join(both)} cannot be both plain and secret.")
         if any("\0" in secret.get_secret_value() for secret in self.secret_env.values() if secret):
             raise _problem("text_invalid", "A secret value cannot hold a NUL character.")
+        if self.placement is not None and self.placements:
+            raise _problem("placement_twice", "Give one placement, or the placements of one replica, and not both.")
         return self
 
     @model_validator(mode="after")

@@ -6,9 +6,9 @@ from audit import log as audit_log
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import InvalidRequest, NotFound
 from models_app import events, holds, queries, routing
-from models_app.errors import NameTaken, PlacementRequired, UseMove, UseUnplace
+from models_app.errors import NameTaken, PlacementInvalid, PlacementRequired, UseMove, UseUnplace
 from models_app.models import ModelDefinition, ModelSource
-from models_app.placement import apply, reconcile
+from models_app.placement import apply, reconcile, shared
 from models_app.registry.inputs import ModelInput, PlacementInput
 from models_app.registry.specs import seal_env, unseal_env
 from nodes import fencing
@@ -51,10 +51,7 @@ def create(data: ModelInput, actor: Actor) -> ModelDefinition:
         _fill(model, data)
         model.save(force_insert=True)
         _write_sources(model, data)
-        wanted = _wanted_placement(data)
-        if wanted is not None:
-            apply.place_locked(model, wanted.node_id, wanted.gpu_uuids)
-        node_id = wanted.node_id if wanted else ""
+        node_id = _place_first(model, data)
         audit_log.record("model.create", actor, model_id=model.pk, node_id=node_id)
         events.changed(model.pk)
     return model
@@ -76,6 +73,8 @@ def update(model_id: str, data: ModelInput, actor: Actor) -> ModelDefinition:
         _fill(model, data)
         model.save()
         _write_sources(model, data)
+        _require_no_new_replicas(data)
+        _require_engine_for_shards(model)
         if "placement" in data.model_fields_set:
             _edit_placement(model, data)
         audit_log.record("model.update", actor, model_id=model_id)
@@ -146,6 +145,36 @@ def _write_sources(model: ModelDefinition, data: ModelInput) -> None:
     ModelSource.objects.bulk_create(
         ModelSource(model=model, position=position, **source) for position, source in enumerate(wanted)
     )
+
+
+def _require_no_new_replicas(data: ModelInput) -> None:
+    if data.placements:
+        text = "An edit adds no replicas; add them on the model's page, or by its replicas."
+        problem = {"code": "use_replicas", "message": text, "field": "placements"}
+        raise InvalidRequest(text, problems=[problem])
+
+
+def _require_engine_for_shards(model: ModelDefinition) -> None:
+    """Another engine is no use to a replica on several nodes that it cannot run. Raises PlacementInvalid."""
+    together = model.placements.filter(shards__gt=1).values_list("node_id_text", flat=True).order_by("shard")
+    if together and model.runtime not in shared.MULTI_NODE_RUNTIMES:
+        nodes = ", ".join(together)
+        text = (
+            f"{model.runtime} runs on one node alone, and a replica of this model stands on {nodes}; remove it first."
+        )
+        problem = {"code": "runtime_unavailable", "message": text, "field": "runtime"}
+        raise PlacementInvalid(text, problems=[problem])
+
+
+def _place_first(model: ModelDefinition, data: ModelInput) -> str:
+    """Place a new model where `data` says; the node of its rank 0, empty for none."""
+    if data.placements:
+        seats = [(seat.node_id, seat.gpu_uuids) for seat in data.placements]
+        return apply.add_replica_locked(model, seats).head.node_id_text
+    wanted = _wanted_placement(data)
+    if wanted is None:
+        return ""
+    return apply.place_locked(model, wanted.node_id, wanted.gpu_uuids).node_id_text
 
 
 def _wanted_placement(data: ModelInput) -> PlacementInput | None:

@@ -52,6 +52,23 @@ def test_a_replica_is_added_listed_and_removed(operator, three):
     assert set(AuditLine.objects.filter(action="model.unplace").values_list("node_id_text", flat=True)) == {"n1", "n2"}
 
 
+def test_a_model_may_be_created_on_several_nodes_at_once(operator, three):
+    body = {"id": "huge", "runtime": "sim", "delivery": "process"}
+    seats = [{"nodeId": "n1"}, {"nodeId": "n2"}]
+    status, made = send(operator, "POST", "/api/models", {**body, "placements": seats})
+    assert (status, [one["nodeId"] for one in made["placements"]]) == (201, ["n1", "n2"])
+    assert (made["placement"]["nodeId"], made["placement"]["shards"], len(made["replicas"])) == ("n1", 2, 1)
+    status, refused = send(operator, "POST", "/api/models", {**body, "placements": seats, "placement": seats[0]})
+    assert (status, refused["problems"][0]["code"]) == (400, "placement_twice")
+    status, refused = send(operator, "PUT", "/api/models/huge", {**body, "placements": seats})
+    assert (status, refused["problems"][0]["code"]) == (400, "use_replicas")
+    assert send(operator, "PUT", "/api/models/huge", {**body, "placements": []})[0] == 200
+    other = {**body, "runtime": "llama.cpp", "sources": [{"folder": "x", "file": "x.gguf"}]}
+    status, refused = send(operator, "PUT", "/api/models/huge", other)
+    assert (status, refused["problems"][0]["code"]) == (400, "runtime_unavailable")
+    assert "n1, n2" in refused["detail"]
+
+
 def problem(answer) -> str:
     status, body = answer
     assert (status, body["code"]) == (400, "placement_invalid"), body
