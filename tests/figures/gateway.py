@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 
 from tests.bench.gateway import __main__ as bench
 from tests.bench.gateway import peers, trust
-from tests.bench.gateway.peers import Missing
+from tests.figures import gateway_clients
 from tests.figures.figure import Figure, exactly
 
 SOAK_SECONDS = float(os.environ.get("MIRBAD_FIGURE_SOAK_SECONDS", "300"))
@@ -25,7 +24,7 @@ def measure() -> Iterator[Figure]:
     yield from _ratios()
     yield from _soak()
     yield _cancel()
-    yield from _clients()
+    yield from gateway_clients.measure()
 
 
 def _ratios() -> Iterator[Figure]:
@@ -53,6 +52,10 @@ def _ratios() -> Iterator[Figure]:
     if straight is not None and through is not None:
         added = through - straight
         yield Figure("added p50 at one connection", f"{added:.3f} ms", "under 0.5 ms", added < 0.5)
+    own = small.own_seconds.get("mirbad")
+    if own is not None:
+        name = "own overhead of a request as mirbad_gateway_overhead_seconds tells it"
+        yield Figure(name, f"{own * 1000:.3f} ms", "under 0.5 ms", own < 0.0005)
 
 
 def _ratio(name: str, one: float | None, other: float | None, goal: float) -> Figure:
@@ -139,52 +142,3 @@ def _cancel() -> Figure:
     finally:
         started.close()
     return Figure("cancel seen by the engine", f"{took:.3f} s", "within 1 s", took < 1)
-
-
-_SCRIPT = """
-import litellm, sys
-base = sys.argv[1]
-common = dict(model="openai/m", api_base=base, api_key=sys.argv[2], messages=[{"role": "user", "content": "x"}])
-plain = litellm.completion(**common)
-assert plain.choices[0].message.content == "Hello there.", plain
-parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(stream=True, **common)]
-print("LITELLM", plain.usage.total_tokens, "".join(parts).count("token"))
-"""
-
-
-def _clients() -> Iterator[Figure]:
-    started = bench.Bench()
-    kept, bench.EVENTS = bench.EVENTS, 10
-    try:
-        engine = started.engine(small=False, tls=False)
-        started.add_both_hops("mirbad (both hops)", engine)
-        base = f"http://127.0.0.1:{started.paths[0].port}/v1"
-        yield exactly("the OpenAI library: plain, streamed, models", _openai(base), ("Hello there.", 10, ["m"]))
-        yield _litellm(base)
-    finally:
-        bench.EVENTS = kept
-        started.close()
-
-
-def _openai(base: str) -> tuple[str | None, int, list[str]]:
-    import openai
-
-    with openai.OpenAI(base_url=base, api_key=trust.SECRET) as client:
-        messages = [{"role": "user", "content": "x"}]
-        plain = client.chat.completions.create(model="m", messages=messages)  # type: ignore[call-overload]
-        stream = client.chat.completions.create(model="m", messages=messages, stream=True)  # type: ignore[call-overload]
-        events = sum(bool(chunk.choices) for chunk in stream)
-        return plain.choices[0].message.content, events, [model.id for model in client.models.list()]
-
-
-def _litellm(base: str) -> Figure:
-    name = "LiteLLM as a client: plain and streamed"
-    try:
-        python = peers.wheel("litellm[proxy]", "litellm").parent / "python"
-    except Missing as error:
-        return Figure(name, "not measured", str(error), ok=False)
-    done = subprocess.run(
-        [python, "-c", _SCRIPT, base, trust.SECRET], capture_output=True, text=True, timeout=180, check=False
-    )
-    said = re.search(r"LITELLM (\d+) (\d+)", done.stdout)
-    return exactly(name, said.groups() if said else done.stderr[-300:], ("16", "10"))

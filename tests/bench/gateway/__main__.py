@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class Bench:
         self.proxy_core = _CORES[:1]
         self.other_cores = _CORES[1:] or _CORES
         self.skipped: dict[str, str] = {}
+        self.own_seconds: dict[str, float] = {}
         self.paths: list[Line] = []
 
     def close(self) -> None:
@@ -207,6 +209,15 @@ def _streams(path: Line, streams: int, bench: Bench) -> None:
         path.event_cpu[streams].append((path.cpu_seconds() - before) / found["events"] * 1e6)
 
 
+def _own_seconds(path: Line) -> float:
+    """The mean of what the gateway itself measured: the time of a request less its waiting."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{path.port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    name = "mirbad_gateway_overhead_seconds"
+    total, count = (_found(rf'{name}_{kind}{{model="m"}} (\S+)', text) for kind in ("sum", "count"))
+    return float(total) / float(count)
+
+
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
@@ -241,6 +252,9 @@ def small_answers(tls: bool) -> Bench:
                     if path.name in _SLOW and (number or connections == CONNECTIONS[-1]):
                         continue  # one long round says enough, at the pace it has
                     _small(bench, path, connections, 3 * SECONDS if path.name in _SLOW else SECONDS)
+        for path in bench.paths:
+            if path.name.startswith("mirbad"):
+                bench.own_seconds[path.name] = _own_seconds(path)
     finally:
         bench.close()
     return bench

@@ -28,9 +28,44 @@ EVENT = (
     b'"choices":[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
+_CALL = {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+CALLING = json.dumps(
+    {
+        "id": "chatcmpl-2",
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+                "finish_reason": "tool_calls",
+            }
+        ],
+        "usage": {"prompt_tokens": 40, "completion_tokens": 9, "total_tokens": 49},
+    }
+).encode()
+
+
+def _calling_events() -> bytes:
+    """A call in pieces: its name first, then its arguments, cut anywhere."""
+    first = {**_CALL, "index": 0, "function": {"name": "weather", "arguments": ""}}
+    rest = ({"index": 0, "function": {"arguments": piece}} for piece in ('{"ci', 'ty": "Pa', 'ris"}'))
+    deltas = [{"role": "assistant", "content": None, "tool_calls": [first]}, *({"tool_calls": [one]} for one in rest)]
+    said = b""
+    for delta, reason in [*((delta, None) for delta in deltas), ({}, "tool_calls")]:
+        choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
+        event = {"id": "chatcmpl-2", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices}
+        said += b"data: %b\n\n" % json.dumps(event).encode()
+    return said + DONE
+
+
 _HEAD = b"HTTP/1.1 200 OK\r\nMirbad-Answer: engine\r\n"
-_SMALL = _HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER)
+_WHOLE = _HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+_SMALL, _SMALL_CALL = _WHOLE % (len(ANSWER), ANSWER), _WHOLE % (len(CALLING), CALLING)
 _STREAM = _HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_EVENTS = _calling_events()
+_STREAM_CALL = _STREAM + b"%x\r\n%b\r\n0\r\n\r\n" % (len(_EVENTS), _EVENTS)
 _CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 _END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
 
@@ -45,7 +80,7 @@ class Served(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._parser = httptools.HttpRequestParser(self)
-        self._stream = False
+        self._stream = self._tools = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -57,12 +92,15 @@ class Served(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._stream = self._stream or b'"stream": true' in body or b'"stream":true' in body
+        self._tools = self._tools or b'"tools"' in body
 
     def on_message_complete(self) -> None:
-        if not self._stream:
-            self._transport.write(_SMALL)
+        stream, tools = self._stream, self._tools
+        self._stream = self._tools = False
+        if tools or not stream:
+            calling = _STREAM_CALL if stream else _SMALL_CALL
+            self._transport.write(calling if tools else _SMALL)
             return
-        self._stream = False
         self._transport.write(_STREAM)
         self._left = self._events
         self._next = self._loop.time()

@@ -52,6 +52,7 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
     from django.core.asgi import get_asgi_application
 
     django = get_asgi_application()
+    from models_app.gateway import metrics
     from models_app.gateway.door import Gateway, Options
     from models_app.gateway.front import Front
     from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
@@ -85,7 +86,10 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
     core = Gateway(Options(64 * 1024 * 1024, 4096), source=Fixed(), sink=Fixed())
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and scope["path"] == "/metrics":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": metrics.render()})
+        elif scope["type"] == "http":
             await (core if scope["path"].startswith("/v1/") else django)(scope, receive, send)
 
     await core.start()

