@@ -17,6 +17,7 @@ from jobs.kinds.move.plan import (
     ACTOR,
     DRAINING_SOURCE,
     PLACEMENT_COMMITTED,
+    STARTING_TARGET,
     STOPPING_SOURCE,
     TARGET_READY,
     Plan,
@@ -51,7 +52,7 @@ def starting_target(step: Step) -> Outcome:
         return undo()
     about = at_target(step, plan)
     try:
-        if target.ORDERED not in step.state:
+        if not target.is_ordered(step):
             return target.order(about, _arrived(step, plan))
         if wait := target.not_ready(about, target.placement_of(about)):
             return wait
@@ -88,6 +89,8 @@ def target_ready(step: Step) -> Outcome:
     if step.cancel_requested:
         return undo()
     view = instances.look(about)
+    if (state := target.once_more(step, view)) is not None:
+        return Go(STARTING_TARGET, "The machine was restarted meanwhile: starting it again.", state)
     if view is None or view.state in instances.FINAL:
         text = f"The engine on node {step.node_id} ended before requests were sent there."
         return undo(starting.died(view) if view else StepFailed("instance_lost", text, final=True))

@@ -116,7 +116,7 @@ def starting_target(step: Step) -> Outcome:
     about = at_target(step, plan)
     try:
         placement = target.placement_of(about)
-        if target.ORDERED not in step.state:
+        if not target.is_ordered(step):
             return target.order(about, placement)
         if wait := target.not_ready(about, placement):
             return wait
@@ -150,7 +150,7 @@ def undoing(step: Step) -> Outcome:
     if source is None or not plan.running or not step.state.get(STOPPED_BY_US):
         return ending(step, where)
     about = at_source(step, plan)
-    if target.ORDERED in step.state:
+    if target.is_ordered(step):
         return ending(step, f"{where} It is starting again.")
     with transaction.atomic():
         if apply.want_running(source, ""):

@@ -1,13 +1,15 @@
 """Starts of engines within a move: on the target, and on the source again when the move is undone."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState, InstanceView
 from jobs import instances, starting
 from jobs.base import Outcome, Step, Wait
 from jobs.errors import StepFailed
-from jobs.kinds.move.plan import poll, since
+from jobs.kinds.move.plan import STARTING_TARGET, poll, since
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from models_app import registry
@@ -52,12 +54,27 @@ def _taken(about: Step) -> Wait:
     return poll("The node has taken the order.", note)
 
 
+def is_ordered(step: Step) -> bool:
+    """Whether the node took the order."""
+    return bool(step.state.get(ORDERED))
+
+
+def once_more(step: Step, view: InstanceView | None) -> dict[str, Any] | None:
+    """State with which an engine is ordered again that a reboot of its machine ended: once in a move, else None."""
+    if view is None or view.state != InstanceState.LOST or step.state.get("restarted"):
+        return None
+    turns = instances.next_turn(replace(step, stage=STARTING_TARGET))
+    return {"restarted": True, ORDERED: None, **turns}
+
+
 def not_ready(about: Step, placement: Placement) -> Wait | None:
     """Another look at an engine that starts; None once it is ready and seen so. StepFailed (final) when it never is."""
     view = instances.look(about)
     if view is None:
         text = f"Node {about.node_id!r} no longer knows the engine that it was starting."
         raise StepFailed("instance_lost", text, final=True)
+    if (state := once_more(about, view)) is not None:
+        return poll("The machine was restarted meanwhile: starting it again.", state)
     if view.state in instances.FINAL:
         instances.refresh(about)
         raise starting.died(view)

@@ -518,3 +518,22 @@ def test_what_the_downloads_noted_is_not_mistaken_for_the_time_of_a_stop(
         pass_time(3)
     operation.refresh_from_db()
     assert (operation.outcome, operation.error, operation.progress) == ("open", {}, {"text": "Stopping the engine."})
+
+
+@pytest.mark.parametrize(
+    ("mode", "stage"),
+    [("handover", "starting-target"), ("handover", "target-ready"), ("stop-first", "starting-target")],
+)
+def test_a_target_that_reboots_in_the_middle_starts_the_model_again_once(
+    fleet, serving, until, finish, mode, stage
+) -> None:
+    fleet.target.plan = [{"state": InstanceState.LOADING}] * 2 + [READY]
+    operation = until(move(mode), stage)
+    if stage == "starting-target":
+        worker.run_step(operation.pk)
+    engine = next(iter(fleet.target.engines.values()))
+    engine.view, engine.script = engine.view.model_copy(update={"state": InstanceState.LOST}), []
+    done = finish(operation.pk)
+    assert (done.outcome, done.error, done.result.get("start")) == ("succeeded", {}, None)
+    assert (the_placement().node_id_text, the_placement().observed) == ("pc-2", "ready")
+    assert (len(fleet.target.launches), fleet.target.running, fleet.source.running) == (2, 1, 0)
