@@ -138,6 +138,19 @@ def test_a_join_prints_the_fingerprint_and_what_comes_next(command: Command, lis
     assert listener.asked[0].body["machine"]["hostname"] == socket.gethostname()
 
 
+def test_a_join_says_which_engines_can_run_here_and_of_the_others_why_not(
+    command: Command, listener: EnrollServer
+) -> None:
+    command.configure(llama_server="/no/llama-server", docker_host=f"unix://{command.folder}/none.sock")
+    done = command.join(listener)
+    assert done.returncode == 0
+    assert "Engines that can run here: sim (process)." in done.stdout
+    assert "Not llama.cpp (process): /no/llama-server (llama_server in agent.json) is not a program" in done.stdout
+    assert "Not vllm (process): No vLLM command is set on this node" in done.stdout
+    assert "Not vllm (container), llama.cpp (container), sim (container): Docker does not run" in done.stdout
+    assert "/no/llama-server" in done.stderr, "a path that leads nowhere is a warning, too"
+
+
 def test_a_join_that_was_done_says_so_and_changes_nothing(command: Command, listener: EnrollServer) -> None:
     command.join(listener)
     before = IdentityStore(command.state).current_name()
