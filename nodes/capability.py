@@ -50,7 +50,8 @@ def problems(capabilities: Capabilities) -> tuple[tuple[str, str, str], ...]:
     if capabilities.gpu_problem:
         found.append(("gpu_problem", "", capabilities.gpu_problem))
     for gpu in capabilities.gpus:
-        if gpu.problem:
+        # A driver that does not answer is said once, not of each card.
+        if gpu.problem and not (capabilities.gpu_problem and capabilities.gpu_problem in gpu.problem):
             words = gpu.problem if gpu.problem.startswith("GPU ") else f"GPU {gpu.uuid}: {gpu.problem}"
             found.append(("gpu_problem", gpu.uuid, words))
     return tuple(found)

@@ -7,6 +7,7 @@ import structlog
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from agent.wire.capability import UNNAMED_GPU as UNNAMED
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.fence import Claim
 from agent.wire.status import NodeStatus
@@ -175,6 +176,8 @@ def observe_capabilities(node_id: str, caps: Capabilities, seq: int = 0) -> None
                 Gpu.objects.filter(pk=gpu.pk).update(present=True, **row.columns())
         gone = [gpu.pk for gpu in known.values() if gpu.present and gpu.uuid not in reported]
         if gone:
+            # A card that told no UUID was named after its number: nothing else can name it, and it is another now.
+            Gpu.objects.filter(pk__in=gone, uuid__startswith=UNNAMED).delete()
             Gpu.objects.filter(pk__in=gone).update(present=False, seen={})
         conditions.replace(
             node_id,

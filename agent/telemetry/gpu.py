@@ -67,12 +67,7 @@ def remember(found: Cards) -> Cards:
     told = {card.uuid for card in cards} | {card.parent_uuid for card in cards}
     missing = [card for card in _known.values() if card.uuid not in told and card.parent_uuid is None]
     for before in missing:
-        lost = replace(
-            Card(uuid=before.uuid, index=before.index, name=before.name),
-            pci_address=before.pci_address,
-            lost=True,
-            problem=lost_words(before.index),
-        )
+        lost = replace(_silent(before, lost_words(before.index)), lost=True)
         place = next((number for number, card in enumerate(cards) if _is_place_of(card, before)), None)
         if place is None:
             cards.append(lost)
@@ -84,6 +79,27 @@ def remember(found: Cards) -> Cards:
             _known.pop(card.parent_uuid or "", None)
             _drop_slices_of(card)
     return replace(found, cards=tuple(sorted(cards, key=lambda card: card.index)))
+
+
+def _silent(card: Card, problem: str) -> Card:
+    """`card` as it is known, without what it does."""
+    return replace(
+        card,
+        used_bytes=None,
+        utilization_percent=None,
+        temperature_celsius=None,
+        power_watts=None,
+        processes=None,
+        problem=problem,
+    )
+
+
+def _unread(error: NoDriver) -> Cards | None:
+    """The cards that answered before, while the driver does not; None when none has."""
+    with _lock:
+        known = sorted(_known.values(), key=lambda card: card.index)
+    problem = f"It cannot be read: {error}"
+    return Cards(tuple(_silent(card, problem) for card in known)) if known else None
 
 
 def _is_place_of(card: Card, before: Card) -> bool:
@@ -102,7 +118,10 @@ def _drop_slices_of(card: Card) -> None:
 
 def forget() -> None:
     """Begin anew, as a fresh agent does."""
-    _known.clear()
+    global _flight  # noqa: PLW0603  the one question under way is nobody's any more
+    with _lock:
+        _flight = None
+        _known.clear()
     _driver.close()
 
 
@@ -138,21 +157,25 @@ async def cards(nvidia_smi: str = "nvidia-smi") -> Cards:
 
 
 async def look(nvidia_smi: str = "nvidia-smi") -> tuple[Cards | None, str | None]:
-    """The GPUs, or why they cannot be read. Both are None on a machine that has none: such a node is whole."""
+    """The GPUs, or why they cannot be read; those that answered before are told beside the reason.
+
+    Both are None on a machine that has none: such a node is whole.
+    """
     try:
         return await cards(nvidia_smi), None
     except NoDriver as error:
-        return None, str(error) if error.installed or is_expected(nvidia_smi) else None
+        known = _unread(error)
+        return known, str(error) if known or error.installed or is_expected(nvidia_smi) else None
 
 
 async def gpu_statuses(nvidia_smi: str = "nvidia-smi") -> tuple[GpuStatus, ...]:
-    """Every GPU now; none when there is no driver."""
+    """Every GPU now; none when there is no driver, and with a problem those that answered before."""
     try:
-        found = await cards(nvidia_smi)
+        found: Cards | None = await cards(nvidia_smi)
     except NoDriver as error:
         _log.debug("no GPUs: %s", error)
-        return ()
-    return tuple(status_of(card) for card in found.cards)
+        found = _unread(error)
+    return tuple(status_of(card) for card in found.cards) if found is not None else ()
 
 
 def status_of(card: Card) -> GpuStatus:

@@ -67,6 +67,10 @@ class AgentInfo(WireModel):
     time: str | None = None
 
 
+UNNAMED_GPU = "GPU-unreadable-"
+"""Begins the UUID of a card that tells none; its number or its place follows. No placement can name it."""
+
+
 class PcieLink(WireModel):
     """The PCIe link of a card: lanes in use against the card's own, and the generation that card and slot allow
     together against the card's own. The generation in use is left out: it drops while a card idles.

@@ -9,9 +9,10 @@ import pytest
 
 from agent.capability import read_capabilities
 from agent.config import AgentConfig
-from agent.telemetry import gpu
+from agent.telemetry import gpu, memory
 from agent.telemetry.cards import Card, Cards, NoDriver
 from agent.telemetry.driver import Driver
+from agent.wire.capability import MemoryModel
 
 
 def test_a_driver_that_hangs_is_given_up_and_asked_anew(tmp_path: Path) -> None:
@@ -83,3 +84,30 @@ async def test_those_who_ask_at_once_share_one_answer(monkeypatch: pytest.Monkey
     found = await asyncio.gather(*(gpu.cards() for _ in range(5)))
     assert len(asked) == 1
     assert all(one.cards[0].uuid == "GPU-1" for one in found)
+
+
+async def test_cards_that_answered_before_are_told_while_the_driver_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(uuid="GPU-1", index=0, name="RTX", total_bytes=2**34, used_bytes=5, utilization_percent=9.0)
+    gpu.remember(Cards((card,)))
+
+    def fail(nvidia_smi: str) -> Cards:
+        raise NoDriver("the GPU driver hangs", installed=True)
+
+    monkeypatch.setattr(gpu, "read_cards", fail)
+    found, problem = await gpu.look()
+    assert problem == "the GPU driver hangs"
+    assert found is not None
+    assert (found.cards[0].uuid, found.cards[0].total_bytes, found.cards[0].used_bytes) == ("GPU-1", 2**34, None)
+    assert memory.probe(found) is MemoryModel.DISCRETE, "what the card is does not change"
+    (status,) = await gpu.gpu_statuses()
+    assert (status.used_bytes, status.utilization_percent, status.lost) == (None, None, False)
+    assert "the GPU driver hangs" in (status.problem or "")
+
+
+async def test_an_agent_that_never_saw_a_card_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(nvidia_smi: str) -> Cards:
+        raise NoDriver("the GPU driver hangs", installed=True)
+
+    monkeypatch.setattr(gpu, "read_cards", fail)
+    assert await gpu.look() == (None, "the GPU driver hangs")
+    assert await gpu.gpu_statuses() == ()

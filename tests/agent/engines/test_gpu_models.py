@@ -20,7 +20,7 @@ async def test_the_memory_of_a_running_engine_is_told_with_its_model(
     node: Node, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     await node.instances.launch("i1", "op-1", spec(model_id="tiny"))
-    ready = await node.until("i1", InstanceState.READY)
+    ready = await node.until("i1", InstanceState.READY, seconds=60)
     machine.library().cards(card(0, processes=f"{ready.pid}:{5 * GIB},1:{GIB}"), card(1, processes="!3", graphics="!3"))
     monkeypatch.setattr(gpu, "read_cards", lambda nvidia_smi: machine.cards())
 
