@@ -48,7 +48,9 @@ class Driver:
             return from_json(value)
 
     def close(self) -> None:
-        """End the process. One that hangs is left to the system."""
+        """End the process, and with it a question that waits. One that hangs is left to the system."""
+        if (process := self._process) is not None:
+            process.kill()
         with self._lock:
             self._end()
 

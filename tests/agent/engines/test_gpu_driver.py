@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -40,6 +41,19 @@ def test_what_hangs_in_the_kernel_gets_no_second_one_beside_it(tmp_path: Path, m
     assert stuck is not None
     stuck.terminate()
     stuck.wait()
+
+
+def test_an_agent_that_ends_does_not_wait_for_a_hanging_driver(tmp_path: Path) -> None:
+    driver = Driver(limit_seconds=30, command=(sys.executable, "-c", "import time; time.sleep(60)"))
+    asking = threading.Thread(target=lambda: pytest.raises(NoDriver, driver.cards, "no-such-smi", tmp_path))
+    asking.start()
+    while driver._process is None:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    driver.close()
+    asking.join(10)
+    assert not asking.is_alive()
+    assert time.monotonic() - begin < 8
 
 
 def test_a_driver_that_takes_down_who_asks_is_a_problem_in_words(tmp_path: Path) -> None:
