@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent.identity import IdentityStore, in_groups
-from agent.state import write_json
+from agent.state import read_json, write_json
 from tests.agent.core.fleet import UID, Fleet, server_name
 from tests.agent.core.listener import EnrollServer, enroll_server
 
@@ -149,6 +149,22 @@ def test_a_join_says_which_engines_can_run_here_and_of_the_others_why_not(
     assert "Not vllm (process): No vLLM command is set on this node" in done.stdout
     assert "Not vllm (container), llama.cpp (container), sim (container): Docker does not run" in done.stdout
     assert "/no/llama-server" in done.stderr, "a path that leads nowhere is a warning, too"
+
+
+def test_a_join_keeps_the_fabrics_that_it_states(command: Command, listener: EnrollServer, tmp_path: Path) -> None:
+    for name in ("mlx5_2", "mlx5_3"):
+        (tmp_path / "sys/class/infiniband" / name).mkdir(parents=True)
+    command.configure(sysfs_root=str(tmp_path / "sys"))
+    done = command.join(listener, "--fabric", "ib-b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Fabrics: ib-b:mlx5_2,mlx5_3" in done.stdout
+    assert read_json(command.state / "fabrics.json") == {"fabrics": ["ib-b:mlx5_2,mlx5_3"]}
+    again = command.join(listener, "--fabric", "ib-a:mlx5_2")
+    assert again.returncode == 0
+    assert read_json(command.state / "fabrics.json") == {"fabrics": ["ib-a:mlx5_2"]}, "stated anew"
+    command.configure(sysfs_root=str(tmp_path / "sys"), fabrics=["ib-c:mlx5_3"])
+    refused = command.join(listener, "--fabric", "ib-b")
+    assert (refused.returncode, "change them there" in refused.stderr) == (2, True)
 
 
 def test_a_join_that_was_done_says_so_and_changes_nothing(command: Command, listener: EnrollServer) -> None:
