@@ -10,6 +10,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from audit import log as audit_log
 from jobs import moves, requests, unplacing
+from jobs.kinds.move import STARTING_TARGET, TARGET_READY
 from jobs.pages.contexts import OperationRow, row
 from mirbad.accounts import actors
 from mirbad.accounts.permissions import require_reauthentication
@@ -52,6 +53,11 @@ class MoveState:
     record: moves.MoveRecord
     operation: OperationRow
     lines: tuple[str, ...]
+
+    @property
+    def starts(self) -> bool:
+        """Whether an engine is coming up on the target, so that its log is worth reading."""
+        return self.record.open and self.record.stage in (STARTING_TARGET, TARGET_READY)
 
     @property
     def memory_refused(self) -> bool:

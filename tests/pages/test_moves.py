@@ -37,6 +37,14 @@ def test_a_move_is_begun_and_its_page_follows_it(owner, placement):
     assert operation.cancel_requested_at is not None
 
 
+def test_the_log_of_the_engine_that_comes_up_is_read_from_the_target(owner, placement):
+    operation = moving.move(placement, "local", mode="handover", stage="starting-target")
+    page = owner.client.get("/models/tiny/move").content.decode()
+    assert 'hx-get="/models/tiny/log?node=local"' in page
+    Operation.objects.filter(pk=operation.pk).update(stage="draining-source")
+    assert "log?node=" not in owner.client.get("/models/tiny/move/-/state").content.decode()
+
+
 def test_gpus_of_the_chosen_node_alone_are_sent_on(owner, placement):
     Placement.objects.update(node_id_text="local")
     uuid = seed.gpu_uuid("atlas", 1)

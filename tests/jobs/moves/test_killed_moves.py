@@ -22,7 +22,7 @@ from tests.models_app.things import PERSON, placed
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db]
 
-STRIDE = int(os.environ.get("MIRBAD_TEST_STRIDE", "5"))
+STRIDE = int(os.environ.get("MIRBAD_TEST_STRIDE", "7"))
 
 
 @pytest.fixture
