@@ -23,7 +23,7 @@ IDLE_SECONDS = 300.0
 MAX_IDLE = 256
 SILENCE_SECONDS = 15
 """A node that has not acknowledged anything for so long is away, as it is for the watcher."""
-_WARM_RETRY_SECONDS = 5.0
+WARM_RETRY_SECONDS = 5.0
 
 
 def _notice_silence(transport: asyncio.BaseTransport) -> None:
@@ -206,7 +206,7 @@ class NodePool:
             try:
                 connection = await self.connect()
             except ConnectFailed as error:
-                self._not_before = self.loop.time() + _WARM_RETRY_SECONDS
+                self._not_before = self.loop.time() + WARM_RETRY_SECONDS
                 log.info("no warm connection to the node", node=self.peer.node_id, reason=str(error))
                 return
             connection.idle_since = self.loop.time()
@@ -232,7 +232,7 @@ class NodePool:
             self._idle.remove(connection)
             if not connection.served:
                 # An agent that refuses this master does so behind the handshake: do not knock without a pause.
-                self._not_before = self.loop.time() + _WARM_RETRY_SECONDS
+                self._not_before = self.loop.time() + WARM_RETRY_SECONDS
 
 
 class Pools:

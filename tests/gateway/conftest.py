@@ -1,9 +1,17 @@
-"""One fleet for all tests of the gateway; each test begins with a ready model and an engine that says hello."""
+"""Fleets for all tests of the gateway; each test begins with a ready model and an engine that says hello."""
 
 import pytest
 
 from tests.gateway.engine import hello
 from tests.gateway.fleet import Fleet
+
+
+def _fresh(fleet):
+    fleet.engine.script = hello
+    fleet.engine.seen.clear()
+    fleet.instances.ready, fleet.instances.port, fleet.instances.generation = True, None, 1
+    fleet.table()
+    return fleet
 
 
 @pytest.fixture(scope="session")
@@ -15,8 +23,17 @@ def _fleet():
 
 @pytest.fixture
 def fleet(_fleet):
-    _fleet.engine.script = hello
-    _fleet.engine.seen.clear()
-    _fleet.instances.ready, _fleet.instances.port, _fleet.instances.generation = True, None, 1
-    _fleet.table()
-    return _fleet
+    return _fresh(_fleet)
+
+
+@pytest.fixture(scope="session", params=["fast", "asgi"])
+def _each_door(request):
+    fleet = Fleet(door=request.param, max_body_bytes=64 * 1024 * 1024, max_in_flight=1100).start()
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def each_door(_each_door):
+    """A fleet that takes large bodies and many requests, behind either door."""
+    return _fresh(_each_door)
