@@ -1,9 +1,9 @@
 """View-models of the editor's placement: nodes and GPUs with what they say of a fit, and the fit itself."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agent.wire.capability import MemoryModel
+from agent.wire.capability import Delivery, MemoryModel
 from mirbad.web import parts
 from mirbad.web.parts import Badge, Bar
 from models_app.artifacts import shapes
@@ -105,6 +105,8 @@ class Places:
     choices: tuple[planner.Choice, ...]
     refusals: tuple[planner.Refusal, ...]
     fixed: bool = False
+    image: str = ""
+    """What an empty image leads to on the chosen node."""
 
 
 def of(wanted: Wanted | None, node_id: str, gpu_uuids: Sequence[str], *, seat: Seat, lacking: str = "") -> Places:
@@ -120,7 +122,18 @@ def of(wanted: Wanted | None, node_id: str, gpu_uuids: Sequence[str], *, seat: S
         ranking = _ranked(wanted, fleet, shape)
         if any(machine.node_id == node_id for machine in fleet.machines):
             fit = _fit(fitting.on_node(wanted, node_id, gpu_uuids))
-    return _places(fleet, ranking, fit, (node_id, gpu_uuids), seat, lacking)
+    found = _places(fleet, ranking, fit, (node_id, gpu_uuids), seat, lacking)
+    return replace(found, image=_image(wanted, fleet, node_id)) if wanted is not None else found
+
+
+def _image(wanted: Wanted, fleet: snapshot.Fleet, node_id: str) -> str:
+    machine = next((machine for machine in fleet.machines if machine.node_id == node_id), None)
+    if machine is None or wanted.delivery != Delivery.CONTAINER:
+        return "Empty: the default of the node, then of the master."
+    image, digest = machine.images.get(wanted.runtime, ("", ""))
+    if not image:
+        return f"{node_id} has no default image for {wanted.runtime}: name one."
+    return f"Empty: the default image of {node_id} ({image}{'@' + digest[:19] + '…' if digest else ''})."
 
 
 def bare(node_id: str, gpu_uuids: Sequence[str], seat: Seat) -> Places:

@@ -82,3 +82,13 @@ def test_a_card_that_is_gone_is_said_and_the_node_is_left_by_a_move_only(editor,
     page.locator("#fit").get_by_text("gpu_unknown").wait_for()
     assert page.locator("select#id_node").count() == 0
     picture(page, "gone")
+
+
+def test_a_start_that_does_not_fit_asks_with_the_numbers(editor, octo):
+    page = editor
+    page.goto(f"{octo.url}/models/qwen3-full")
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.wait_for_url(f"{octo.url}/models/qwen3-full/start/ask")
+    page.get_by_text("GPU 0: the model needs about").wait_for()
+    assert page.get_by_role("button", name="Start anyway").is_visible()
+    picture(page, "asks")

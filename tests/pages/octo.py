@@ -31,6 +31,9 @@ def fleet() -> None:
     seed.seen("qwen3-14b", "stopped", desired="stopped")
     gone = "GPU-00000000-9999"
     Placement.objects.filter(model_id="qwen3-14b").update(gpu_uuids=[seed.gpu_uuid("octo", 2), gone])
+    seed.model("qwen3-full", "octo", name="Qwen3 on a full card")
+    seed.seen("qwen3-full", "stopped", desired="stopped")
+    Placement.objects.filter(model_id="qwen3-full").update(gpu_uuids=[seed.gpu_uuid("octo", 0)])
     seed.model("smollm2-135m", "local", name="SmolLM2 135M", runtime="llama.cpp")
     for node in Node.objects.all():
         node.capabilities = {**node.capabilities, "allowTagPulls": True}

@@ -76,6 +76,13 @@ def test_every_input_of_the_estimate_is_shown_with_where_it_was_read(fleet, oper
         assert row.groups() == (value, source)
 
 
+def test_an_empty_image_says_which_one_runs_on_the_chosen_node(fleet, operator):
+    assert "Empty: the default image of octo (vllm/vllm-openai)." in asked(operator)
+    Node.objects.filter(pk="octo").update(default_image="", default_image_digest="")
+    assert "octo has no default image for vllm: name one." in asked(operator)
+    assert "image_missing" in asked(operator)
+
+
 def test_without_weights_it_says_what_is_missing_and_asks_nobody(fleet, operator, monkeypatch):
     monkeypatch.setattr("nodes.link.client.call", lambda *_, **__: pytest.fail("a node was asked"))
     page = asked(operator, folder="")
