@@ -45,7 +45,12 @@ def test_what_hangs_in_the_kernel_gets_no_second_one_beside_it(tmp_path: Path, m
 
 def test_an_agent_that_ends_does_not_wait_for_a_hanging_driver(tmp_path: Path) -> None:
     driver = Driver(limit_seconds=30, command=(sys.executable, "-c", "import time; time.sleep(60)"))
-    asking = threading.Thread(target=lambda: pytest.raises(NoDriver, driver.cards, "no-such-smi", tmp_path))
+
+    def ask() -> None:
+        with pytest.raises(NoDriver):
+            driver.cards("no-such-smi", tmp_path)
+
+    asking = threading.Thread(target=ask)
     asking.start()
     while driver._process is None:
         time.sleep(0.01)
