@@ -8,6 +8,7 @@ from jobs.kinds import (
     ca_rotation,
     download,
     evacuate,
+    image_pull,
     launch,
     move,
     revoke,
@@ -52,7 +53,7 @@ _WORDS = {
     move.NAME: "Move",
     unplace.NAME: "Unplace",
     evacuate.NAME: "Evacuation of",
-    "image-pull": "Image pull",
+    image_pull.NAME: "Image pull",
     sweep.NAME: "Stop what is left of",
 }
 
@@ -63,6 +64,7 @@ _FLEET = "of the fleet"
 _STAGE_WORDS = {
     launch.CHECKING: "Check the node",
     launch.DOWNLOADING: "Download the weights",
+    image_pull.PULLING: "Pull the image",
     launch.STARTING: "Start the engine",
     launch.WAITING: "Load the model",
     launch.STOPPING: "Stop the engine",
@@ -98,6 +100,7 @@ _IN_ORDER = {
     rotate_cert.NAME: (rotate_cert.REQUESTING, rotate_cert.SETTLING, rotate_cert.INSTALLING, rotate_cert.VERIFYING),
     revoke.NAME: (revoke.STOPPING, revoke.REVOKING),
     download.NAME: (download.CHECKING, download.DOWNLOADING),
+    image_pull.NAME: (image_pull.CHECKING, image_pull.PULLING),
 }
 _READY = "Ready"
 
@@ -180,7 +183,7 @@ def row(operation: Operation, *, fenced: bool = False) -> OperationRow:
         id=operation.pk,
         title=title,
         kind=operation.kind,
-        target=str(operation.input.get("spec", {}).get("repository", ""))
+        target=str(operation.input.get("spec", {}).get("repository", "") or operation.input.get("reference", ""))
         or operation.model_id_text
         or operation.node_id_text
         or (_FLEET if operation.kind in (takeover.NAME, ca_rotation.NAME) else operation.target_id),
