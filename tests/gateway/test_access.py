@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from models_app.gateway.access import AccessLog
+from models_app.gateway import access, core
+from models_app.gateway.access import AccessLog, Line
 from tests.gateway.client import ask, refused
 from tests.gateway.fleet import SECRET, Fleet
 
@@ -40,3 +43,51 @@ def test_each_request_is_one_line_without_keys_and_prompts(logged):
     assert 0 <= first["own_seconds"] <= first["seconds"]
     for secret in (SECRET, "z" * 43, "y" * 43, "the prompt"):
         assert secret not in text
+
+
+def line_of(**changes):
+    plain = Line(
+        1764439200.25, "req-" + "0a" * 12, "ab" * 16, None, "POST", "/v1/embeddings", "m", "n", 200, "ok",
+        1.5, None, 0.25, None, 0,
+    )  # fmt: skip
+    return plain._replace(**changes)
+
+
+def test_a_line_is_json_with_a_time_that_anyone_reads():
+    assert json.loads(access.render(line_of())) == {
+        "time": "2025-11-29T18:00:00.250+00:00",
+        "request_id": "req-" + "0a" * 12,
+        "trace_id": "ab" * 16,
+        "key_id": None,
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "model": "m",
+        "node": "n",
+        "status": 200,
+        "outcome": "ok",
+        "seconds": 1.5,
+        "first_byte_seconds": None,
+        "own_seconds": 0.25,
+        "prompt_tokens": None,
+        "completion_tokens": 0,
+    }
+
+
+@given(st.text(max_size=40), st.text(max_size=20), st.from_regex(core._REQUEST_ID.pattern.decode(), fullmatch=True))
+def test_whatever_a_client_sends_a_line_stays_a_line(path, method, request_id):
+    text = access.render(line_of(path=path, method=method, request_id=request_id))
+    assert "\n" not in text
+    assert set(json.loads(text)) >= {"time", "path", "request_id"}
+
+
+@pytest.mark.parametrize("secret", ["ssk_" + "q" * 20, "hf_" + "q" * 20, "Q" * 43])
+def test_a_secret_in_place_of_an_id_or_a_path_is_not_written(secret):
+    assert secret not in access.render(line_of(request_id=secret, path=f"/v1/{secret}"))
+
+
+def test_thousands_of_lines_are_written_whole_and_in_order(tmp_path):
+    log = AccessLog(tmp_path / "a.log")
+    log.write([line_of(key_id=number) for number in range(2500)])
+    log.close()
+    found = [json.loads(text)["key_id"] for text in (tmp_path / "a.log").read_text().splitlines()]
+    assert found == list(range(2500))
