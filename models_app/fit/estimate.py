@@ -18,6 +18,9 @@ _GRAPHS_BYTES = 640 * MIB
 _TALK_BYTES = 384 * MIB
 _SERVER_BYTES = {Runtime.VLLM: 2 * GIB, Runtime.LLAMA_CPP: 192 * MIB}
 
+SHORTEST_CONTEXT = 4096
+"""Tokens to which llama.cpp shortens a context that nobody set, so that it fits."""
+
 _TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _SQUEEZED = {"fp8": 0.5, "bitsandbytes": 0.28, "experts_int8": 0.5}
 """What is left of 16-bit weights that the engine itself quantizes as it loads them."""
@@ -36,8 +39,10 @@ class Part:
 class Estimate:
     """`gpu_bytes` is the need of each card, None without cards; `host_bytes` of the host. None is unknown: `reasons`.
 
-    `parts` add up to what the shape tells, which a budget may replace. `problems` are sentences on what the engine will
-    refuse. `claim` is the share of a card that the engine takes whatever it needs. `active_bytes` are read for a token.
+    `parts` add up to what the shape tells, which a budget may replace. `problems` are what the engine will refuse, each
+    as a code and a sentence. `least_bytes` is the need with the shortest context that the engine would go down to by
+    itself, None where it does not. `claim` is the share of a card that the engine takes whatever it needs.
+    `active_bytes` are read for a token.
     """
 
     gpus: int
@@ -50,8 +55,9 @@ class Estimate:
     active_bytes: int | None
     inputs: tuple[Input, ...]
     reasons: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
     shape_bytes: int | None = None
+    least_bytes: int | None = None
 
     @property
     def known(self) -> bool:
@@ -87,8 +93,9 @@ def estimate(shape: ModelShape, plan: ServePlan) -> Estimate:
         active_bytes=_active(shape, plan),
         inputs=tuple(inputs),
         reasons=unknown,
-        problems=_refused(shape, plan),
+        problems=(*_refused(shape, plan), *_too_small(plan, total)),
         shape_bytes=total,
+        least_bytes=_least(shape, plan, total),
     )
 
 
@@ -185,16 +192,40 @@ def _needs(shape: ModelShape, plan: ServePlan, total: int | None) -> tuple[int |
     return None, total
 
 
-def _refused(shape: ModelShape, plan: ServePlan) -> tuple[str, ...]:
-    """What the engine itself refuses of this plan."""
+def _least(shape: ModelShape, plan: ServePlan, total: int | None) -> int | None:
+    """With no context set, llama.cpp shortens the model's own until it fits, but no further than this."""
+    budgeted = plan.gpu_budget_bytes is not None or (not plan.gpus and plan.host_budget_bytes is not None)
+    if total is None or plan.context is not None or not plan.shortens or budgeted or shape.context is None:
+        return None
+    short = _parts(shape, plan, min(shape.context, SHORTEST_CONTEXT))
+    return sum(part.bytes or 0 for part in short)
+
+
+def _refused(shape: ModelShape, plan: ServePlan) -> tuple[tuple[str, str], ...]:
+    """Heads that vLLM would not split over so many cards."""
     if plan.runtime != Runtime.VLLM or plan.gpus < 2:
         return ()
-    found, heads, kv = [], shape.attention_heads, shape.key_value_heads
+    heads, kv = shape.attention_heads, shape.key_value_heads
+    text = ""
     if heads is not None and heads % plan.gpus:
-        found.append(f"vLLM splits attention heads evenly: {heads} cannot be split over {plan.gpus} GPUs.")
-    if kv and not found and (kv % plan.gpus if kv >= plan.gpus else plan.gpus % kv):
-        found.append(f"vLLM splits or repeats KV heads evenly: {kv} do not go with {plan.gpus} GPUs.")
-    return tuple(found)
+        text = f"vLLM splits attention heads evenly: {heads} cannot be split over {plan.gpus} GPUs."
+    elif kv and (kv % plan.gpus if kv >= plan.gpus else plan.gpus % kv):
+        text = f"vLLM splits or repeats KV heads evenly: {kv} do not go with {plan.gpus} GPUs."
+    return (("tensor_parallel_mismatch", text),) if text else ()
+
+
+def _too_small(plan: ServePlan, total: int | None) -> tuple[tuple[str, str], ...]:
+    """A budget that vLLM keeps to, and that the model does not go into."""
+    allowed = budget.share(plan.gpu_budget_bytes, plan.gpus)
+    if plan.runtime != Runtime.VLLM or plan.utilization is not None or allowed is None or total is None:
+        return ()
+    if total <= allowed:
+        return ()
+    text = (
+        f"The model needs about {total / GIB:.1f} GiB on each GPU, and its budget gives {allowed / GIB:.1f}. Raise the "
+        "GPU memory budget, shorten the context or use more GPUs."
+    )
+    return (("budget_too_small", text),)
 
 
 def _active(shape: ModelShape, plan: ServePlan) -> int | None:

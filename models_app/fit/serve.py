@@ -11,6 +11,8 @@ UTILIZATION = 0.9
 """The share of each card that vLLM takes when nobody says another."""
 
 _SHARE_WORDS = "Share of each card that vLLM takes"
+_SHARE = "--gpu-memory-utilization"
+_SHARE_WORDS = "Share of each card that vLLM takes"
 _BATCHED_TOKENS = 8192
 _UBATCH = 512
 _SLOTS = 4
@@ -28,9 +30,10 @@ _UNITS = {"": 1, "k": 1000, "m": 1_000_000, "K": 1024, "M": 1024**2}
 class ServePlan:
     """`gpus` cards work as one; 0 is the processor, or with `shares_memory` a GPU that has no memory of its own.
 
-    `context` None is the model's own. `key_bytes` and `value_bytes` are of one number in the cache, None follows the
-    type of the model. `sequences` share the cache of llama.cpp; `batch` tokens are worked on at once. `offloaded`
-    layers lie on the GPUs, None is all. `active_share` of the weights work on one token, None is not told by the name.
+    `context` None is the model's own; an engine that `shortens` makes that fit. `key_bytes` and `value_bytes` are of
+    one number in the cache, None follows the type of the model. `sequences` share the cache of llama.cpp; `batch`
+    tokens are worked on at once. `offloaded` layers lie on the GPUs, None is all. `active_share` of the weights work on
+    one token, None is not told by the name.
     """
 
     runtime: str
@@ -48,6 +51,7 @@ class ServePlan:
     graphs: bool = True
     offloaded: int | None = None
     whole_windows: bool = False
+    shortens: bool = False
     active_share: float | None = None
     gpu_budget_bytes: int | None = None
     host_budget_bytes: int | None = None
@@ -71,6 +75,9 @@ def serve_plan(
     """The plan that a definition makes. `name` is of its weights; values in `args` that cannot be read are left out."""
     read = _llama if runtime == Runtime.LLAMA_CPP else _vllm if runtime == Runtime.VLLM else _sim
     plan, inputs = read(tuple(args))
+    if gpu_budget_bytes is not None and plan.utilization is not None and not is_stated(args, _SHARE):
+        # The agent makes a share of each card of the budget.
+        plan, inputs = replace(plan, utilization=None), [item for item in inputs if item.name != _SHARE_WORDS]
     if plan.context is None and context_length is not None:
         plan = replace(plan, context=context_length)
         inputs.append(Input("Context", f"{context_length} tokens", "the model's settings"))
@@ -104,6 +111,11 @@ def value_of(args: Sequence[str], *flags: str) -> str | None:
     return found
 
 
+def is_stated(args: Sequence[str], flag: str) -> bool:
+    """Whether `flag` has a value among `args`."""
+    return value_of(args, flag) is not None
+
+
 def is_given(args: Sequence[str], *flags: str) -> bool:
     """Whether one of `flags`, which take no value, is among `args`."""
     return any((a.replace("_", "-") if a.startswith("--") else a) in flags for a in args)
@@ -135,8 +147,8 @@ def _vllm(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
     cache = 1.0 if kind.startswith("fp8") else 2.0 if kind in ("bfloat16", "float16") else None
     if cache is not None:
         inputs.append(Input("Type of the cache", kind, "argument --kv-cache-dtype"))
-    utilization = _share(value_of(args, "--gpu-memory-utilization"))
-    source = "argument --gpu-memory-utilization" if utilization else "vLLM's default"
+    utilization = _share(value_of(args, _SHARE))
+    source = f"argument {_SHARE}" if utilization else "vLLM's default"
     if value_of(args, "--kv-cache-memory-bytes") is None:
         utilization = utilization or UTILIZATION
         inputs.append(Input(_SHARE_WORDS, f"{utilization:.0%}", source))
@@ -183,6 +195,7 @@ def _llama(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
         batch=_count(value_of(args, "-ub", "--ubatch-size")) or _UBATCH,
         offloaded=offloaded,
         whole_windows=is_given(args, "--swa-full"),
+        shortens=(value_of(args, "-fit", "--fit") or "on") not in ("off", "0", "false"),
     )
     return plan, inputs
 

@@ -70,7 +70,6 @@ class Line:
         usable = self.room.usable
         return None if usable is None or self.need is None else usable - self.need
 
-
     @property
     def missing(self) -> int:
         """Bytes that are short; 0 when there is enough, or when that is not known."""
@@ -99,7 +98,9 @@ def judge(need: Estimate, gpus: Sequence[Room], host: Room) -> Verdict:
     if need.problems:
         state = State.DOES_NOT_FIT
     told = [line.reason for state_ in _WORST for line in lines if line.state is state_ and line.reason]
-    return Verdict(state, tuple(lines), tuple(dict.fromkeys([*need.problems, *told, *need.reasons])))
+    return Verdict(
+        state, tuple(lines), tuple(dict.fromkeys([*(text for _, text in need.problems), *told, *need.reasons]))
+    )
 
 
 def _line(room: Room, need: int | None, estimate: Estimate, *, claims: bool) -> Line:
@@ -118,6 +119,11 @@ def _line(room: Room, need: int | None, estimate: Estimate, *, claims: bool) -> 
         return Line(room, wanted, State.UNKNOWN, f"{room.label}: its free memory is not reported.")
     if wanted is None:
         return Line(room, None, State.UNKNOWN)
+    least = estimate.least_bytes if claims else None
+    if wanted > usable and least is not None and least <= usable:
+        held = f"the engine shortens it to what {_gib(usable)} hold."
+        text = f"{room.label}: the whole context needs {_gib(wanted)}; {held}"
+        return Line(room, least, State.TIGHT, text)
     if wanted > usable:
         text = f"{room.label}: the model needs about {_gib(need or wanted)} and {_gib(usable)} can be used now."
         if need is not None and wanted > need:

@@ -24,6 +24,7 @@ _CHOOSE = Badge("Choose a GPU", "idle", "circle-dashed")
 _SHORT = {
     "memory_short": WORDS[State.DOES_NOT_FIT],
     "tensor_parallel_mismatch": WORDS[State.DOES_NOT_FIT],
+    "budget_too_small": "budget too small",
     "fit_unknown": WORDS[State.UNKNOWN],
     "node_draining": "draining",
     "node_offline": "offline",

@@ -241,7 +241,7 @@ def _smallest_holes(cards: Sequence[Card], count: int, need: Estimate) -> tuple[
 
 def _refused(machine: Machine, need: Estimate, verdict: Verdict) -> Refusal | None:
     if verdict.state is State.DOES_NOT_FIT:
-        code = "tensor_parallel_mismatch" if need.problems else "memory_short"
+        code = need.problems[0][0] if need.problems else "memory_short"
         return Refusal(machine.node_id, code, verdict.reasons[0])
     if verdict.state is State.UNKNOWN:
         reason = verdict.reasons[0] if verdict.reasons else "what the model needs is not known."

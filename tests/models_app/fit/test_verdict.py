@@ -1,5 +1,7 @@
 """Whether a need goes into what is free, part by part."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.wire import budget
@@ -70,6 +72,35 @@ def test_a_budget_is_what_counts_and_makes_an_unknown_shape_known() -> None:
     need = estimate(unknown, plan(gpu_budget_bytes=10 * GIB, gpus=2))
     assert (need.gpu_bytes, need.host_bytes) == (5 * GIB, 10 * GIB)
     assert judge(need, [card(23), card(22)], HOST).state is State.FITS
+
+
+def test_with_a_budget_the_engine_takes_that_share_and_no_other() -> None:
+    need = estimate(SHAPE, serve_plan("vllm", gpu_budget_bytes=18 * GIB).on(1))
+    assert (need.gpu_bytes, need.claim, need.problems) == (18 * GIB, None, ())
+    assert judge(need, [card(19)], HOST).state is State.TIGHT
+    stated = estimate(SHAPE, serve_plan("vllm", ("--gpu-memory-utilization", "0.9"), gpu_budget_bytes=18 * GIB).on(1))
+    assert judge(stated, [card(19)], HOST).state is State.DOES_NOT_FIT
+
+
+def test_a_budget_that_the_model_does_not_go_into_is_too_small_whatever_is_free() -> None:
+    found = judge(estimate(SHAPE, serve_plan("vllm", gpu_budget_bytes=10 * GIB).on(1)), [card(23)], HOST)
+    assert found.state is State.DOES_NOT_FIT
+    assert found.reasons[0].startswith("The model needs about 17.")
+    assert "its budget gives 10.0." in found.reasons[0]
+    assert estimate(SHAPE, serve_plan("vllm", gpu_budget_bytes=20 * GIB).on(2)).problems == ()
+
+
+def test_llama_cpp_shortens_a_context_that_nobody_set_and_no_other() -> None:
+    long = replace(SHAPE, context=131072)
+    host = Room("host memory", "", 64 * GIB, 24 * GIB, 4 * GIB)
+    found = judge(estimate(long, serve_plan("llama.cpp")), (), host)
+    assert found.state is State.TIGHT
+    assert "the engine shortens it to what 20.0 GiB hold." in found.reasons[0]
+    assert found.lines[0].need < 16 * GIB
+    for args, more in ((("--ctx-size", "131072"), {}), (("--fit", "off"), {}), ((), {"context_length": 131072})):
+        assert judge(estimate(long, serve_plan("llama.cpp", args, **more)), (), host).state is State.DOES_NOT_FIT
+    little = Room("host memory", "", 64 * GIB, 16 * GIB, 4 * GIB)
+    assert judge(estimate(long, serve_plan("llama.cpp")), (), little).state is State.DOES_NOT_FIT
 
 
 def test_an_unknown_need_is_unknown_with_its_reason_and_never_zero() -> None:
