@@ -137,27 +137,27 @@ class Works:
     """What is under way in one place: `add` it, `discard` it when it is over."""
 
     def __init__(self) -> None:
-        self._under_way: set[Work] = set()
+        self.under_way: set[Work] = set()
         self._quiet: asyncio.Event | None = None
-        self.add = self._under_way.add
+        self.add = self.under_way.add
 
     def discard(self, work: Work) -> None:
         """It is over."""
-        self._under_way.discard(work)
-        if self._quiet is not None and not self._under_way:
+        self.under_way.discard(work)
+        if self._quiet is not None and not self.under_way:
             self._quiet.set()
 
     async def all_over(self, limit_seconds: float) -> None:
         """Wait until nothing is under way, but no longer than the limit."""
         self._quiet = asyncio.Event()
-        if self._under_way:
+        if self.under_way:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_seconds):
                     await self._quiet.wait()
 
     def cancel(self) -> None:
         """Cancel all of it."""
-        for work in list(self._under_way):
+        for work in list(self.under_way):
             work.cancel()
 
 
