@@ -1,6 +1,7 @@
 """A model that moves between two agents under a steady load of `/v1`, streams among it: handed over, and stopped first.
 
 The starter model on llama.cpp, its weights from a hub on this machine; real agents, engines, gateway, and TLS between.
+Then the simulated engine, which leaves the processors to the requests.
 """
 
 import importlib.util
@@ -21,7 +22,6 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _REPOSITORY = "acme/smollm2-135m"
 _BEFORE_SECONDS = 4.0
 _AFTER_SECONDS = 4.0
-_CLIENTS = 3
 _TOKENS = 24
 
 
@@ -40,13 +40,14 @@ def measure() -> Iterator[Figure]:
         if done.returncode:
             raise RuntimeError(f"the measurement failed: {done.stderr[-3000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    yield from _figures("hand-over move", found["handover"], failures_allowed=False)
-    yield from _figures("stop-first move", found["stop-first"], failures_allowed=True)
+    for model, shown in (("starter", "starter model"), ("sim", "simulated engine")):
+        yield from _figures(f"hand-over move of the {shown}", found[model]["handover"], failures_allowed=False)
+        yield from _figures(f"stop-first move of the {shown}", found[model]["stop-first"], failures_allowed=True)
 
 
 def _figures(name: str, found: dict[str, Any], *, failures_allowed: bool) -> Iterator[Figure]:
     load = f"{found['sent']} requests, {found['streams']} of them streams"
-    yield exactly(f"{name} of the starter model", found["outcome"], "succeeded")
+    yield exactly(name, found["outcome"], "succeeded")
     value = f"{found['failed']} of {load}"
     yield Figure(f"{name}: requests failed", value, "for reading" if failures_allowed else "0",
                  failures_allowed or not found["failed"])  # fmt: skip
@@ -88,14 +89,19 @@ def _measured(folder: Path) -> dict[str, Any]:
         (folder / name).mkdir()
     with TwoNodes(folder).up() as nodes:
         _define()
-        started = run(requests.start("starter", PERSON), seconds=120)
-        if started.outcome != "succeeded":
-            raise RuntimeError(f"it does not start: {started.error}")
+        found = {}
         with Door() as door:
-            return {
-                "handover": _move(nodes, door, "next", "auto"),
-                "stop-first": _move(nodes, door, "local", "stop-first"),
-            }
+            for model_id, clients in (("starter", 3), ("sim", 12)):
+                started = run(requests.start(model_id, PERSON), seconds=120)
+                if started.outcome != "succeeded":
+                    raise RuntimeError(f"it does not start: {started.error}")
+                load = {"model": model_id, "clients": clients, "tokens": _TOKENS}
+                found[model_id] = {
+                    "handover": _move(nodes.load(door, **load), "next", "auto"),
+                    "stop-first": _move(nodes.load(door, **load), "local", "stop-first"),
+                }
+                run(requests.stop(model_id, PERSON))
+    return found
 
 
 def _define() -> None:
@@ -108,19 +114,21 @@ def _define() -> None:
         "placement": {"nodeId": "local"},
     }  # fmt: skip
     registry.create(registry.parse(data), PERSON)
+    args = ["--tokens-per-second", "60", "--start-seconds", "2"]
+    sim = {"id": "sim", "runtime": "sim", "delivery": "process", "args": args, "placement": {"nodeId": "local"}}
+    registry.create(registry.parse(sim), PERSON)
 
 
-def _move(nodes: Any, door: Any, node_id: str, mode: Any) -> dict[str, Any]:
+def _move(load: Any, node_id: str, mode: Any) -> dict[str, Any]:
     from jobs import moves
     from tests.jobs.moves.bench import run
     from tests.models_app.things import PERSON
 
-    load = nodes.load(door, "starter", clients=_CLIENTS, tokens=_TOKENS)
     with load.on():
         time.sleep(_BEFORE_SECONDS)
         gap_before = load.gap
         began = time.monotonic()
-        done = run(moves.request("starter", node_id, (), PERSON, mode=mode), seconds=180)
+        done = run(moves.request(load.model, node_id, (), PERSON, mode=mode), seconds=180)
         seconds = time.monotonic() - began
         time.sleep(_AFTER_SECONDS)
     for failed in load.failed[:3]:

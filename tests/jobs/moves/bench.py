@@ -90,7 +90,8 @@ class Load:
 
     @contextmanager
     def on(self) -> Iterator["Load"]:
-        """Ask until the block ends; then each client finishes what it has begun."""
+        """Ask from the first answer on until the block ends; then each client finishes what it has begun."""
+        asyncio.run(self._until_answered())
         thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="load", daemon=True)
         thread.start()
         try:
@@ -105,6 +106,15 @@ class Load:
         """Seconds."""
         moments = sorted(self.heard_at)
         return max((b - a for a, b in pairwise(moments)), default=0.0)
+
+    async def _until_answered(self) -> None:
+        """The gateway reads of a model that was just started within a second."""
+        async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    return await self._ask(session, stream=False)
+                except AssertionError:
+                    await asyncio.sleep(0.1)
 
     async def _main(self) -> None:
         timeout = aiohttp.ClientTimeout(total=60)
