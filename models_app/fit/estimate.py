@@ -193,9 +193,13 @@ def _needs(shape: ModelShape, plan: ServePlan, total: int | None) -> tuple[int |
 
 
 def _least(shape: ModelShape, plan: ServePlan, total: int | None) -> int | None:
-    """With no context set, llama.cpp shortens the model's own until it fits, but no further than this."""
-    budgeted = plan.gpu_budget_bytes is not None or (not plan.gpus and plan.host_budget_bytes is not None)
-    if total is None or plan.context is not None or not plan.shortens or budgeted or shape.context is None:
+    """With no context set, llama.cpp shortens the model's own until it goes on the cards, but no further than this.
+
+    On the processor it does so by the memory of the machine, whatever of it is free: that helps nobody.
+    """
+    if not plan.gpus or plan.gpu_budget_bytes is not None or plan.context is not None or not plan.shortens:
+        return None
+    if total is None or shape.context is None:
         return None
     short = _parts(shape, plan, min(shape.context, SHORTEST_CONTEXT))
     return sum(part.bytes or 0 for part in short)

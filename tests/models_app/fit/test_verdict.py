@@ -90,17 +90,18 @@ def test_a_budget_that_the_model_does_not_go_into_is_too_small_whatever_is_free(
     assert estimate(SHAPE, serve_plan("vllm", gpu_budget_bytes=20 * GIB).on(2)).problems == ()
 
 
-def test_llama_cpp_shortens_a_context_that_nobody_set_and_no_other() -> None:
+def test_llama_cpp_shortens_a_context_that_nobody_set_on_cards_alone() -> None:
     long = replace(SHAPE, context=131072)
-    host = Room("host memory", "", 64 * GIB, 24 * GIB, 4 * GIB)
-    found = judge(estimate(long, serve_plan("llama.cpp")), (), host)
+    found = judge(estimate(long, serve_plan("llama.cpp").on(1)), [card(20)], HOST)
     assert found.state is State.TIGHT
     assert "the engine shortens it to what 20.0 GiB hold." in found.reasons[0]
     assert found.lines[0].need < 16 * GIB
     for args, more in ((("--ctx-size", "131072"), {}), (("--fit", "off"), {}), ((), {"context_length": 131072})):
-        assert judge(estimate(long, serve_plan("llama.cpp", args, **more)), (), host).state is State.DOES_NOT_FIT
-    little = Room("host memory", "", 64 * GIB, 16 * GIB, 4 * GIB)
-    assert judge(estimate(long, serve_plan("llama.cpp")), (), little).state is State.DOES_NOT_FIT
+        need = estimate(long, serve_plan("llama.cpp", args, **more).on(1))
+        assert judge(need, [card(20)], HOST).state is State.DOES_NOT_FIT
+    assert judge(estimate(long, serve_plan("llama.cpp").on(1)), [card(12)], HOST).state is State.DOES_NOT_FIT
+    host = Room("host memory", "", 64 * GIB, 24 * GIB, 4 * GIB)
+    assert judge(estimate(long, serve_plan("llama.cpp")), (), host).state is State.DOES_NOT_FIT
 
 
 def test_an_unknown_need_is_unknown_with_its_reason_and_never_zero() -> None:
