@@ -2,19 +2,23 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
 from audit.models import AuditLine
-from jobs import images, requests, worker
+from jobs import images, ledger, requests, worker
 from jobs.models import Operation
+from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
 from models_app.artifacts import images as artifacts
 from models_app.artifacts.errors import RuntimeUnavailable, SpecRejected
 from models_app.models import Placement
 from nodes import registry
 from nodes.errors import NodeOffline
+from nodes.link import client
 from nodes.pki import authority
 from tests.bench.fake_docker import Answer, FakeDocker
 from tests.jobs.real import RealAgent, wait_until
@@ -152,6 +156,62 @@ def test_a_node_without_docker_says_so(agent, docker) -> None:
     agent.connect()
     with pytest.raises(RuntimeUnavailable, match="Docker does not run"):
         images.request("local", REFERENCE, "", PERSON)
+
+
+class Killed(BaseException):
+    """The worker is gone: no handler of ours may see it."""
+
+
+def test_a_worker_that_is_killed_anywhere_pulls_once_and_loses_nothing(agent, docker, monkeypatch) -> None:
+    """One kill at every boundary in turn: after a claim, around each call to the agent, in and after each write."""
+    monkeypatch.setattr("jobs.artifacts.LOOK_SECONDS", 0.05)
+    crossed, armed = [0], [0]
+
+    def around(real, *, before: bool = False):
+        def call(*args, **kwargs):
+            if before:
+                cross()
+            answer = real(*args, **kwargs)
+            cross()
+            return answer
+
+        return call
+
+    def cross() -> None:
+        crossed[0] += 1
+        if crossed[0] == armed[0]:
+            raise Killed
+
+    monkeypatch.setattr(ledger, "claim", around(ledger.claim))
+    monkeypatch.setattr(ledger, "_update", around(ledger._update))
+    monkeypatch.setattr(ledger, "write", around(ledger.write))
+    monkeypatch.setattr(client, "call", around(client.call, before=True))
+    boundary, fell = 0, True
+    while fell:
+        boundary, fell = boundary + 1, False
+        docker.answers[INSPECT], docker.answers[CREATE] = [ABSENT, HERE], [Answer(lines=LAYERS)]
+        before = docker.paths().count(CREATE)
+        armed[0] = 0
+        operation = images.request("local", REFERENCE, "", PERSON)
+        crossed[0], armed[0] = 0, boundary
+        for _ in range(400):
+            try:
+                worker.run(operation.pk)
+            except Killed:
+                fell = True
+                past = clock.now() - timedelta(seconds=1)
+                Operation.objects.filter(pk=operation.pk, finished_at=None).update(
+                    lease_expires_at=past, next_run_at=past
+                )
+            operation.refresh_from_db()
+            if operation.finished_at is not None:
+                break
+            time.sleep(0.02)
+        assert operation.outcome == "succeeded", f"killed at boundary {boundary}"
+        assert docker.paths().count(CREATE) == before + 1, f"killed at boundary {boundary}"
+    assert boundary > 12, "it was killed in every stage"
+    told = AuditLine.objects.filter(action="download", target=REFERENCE, result="succeeded").count()
+    assert told == boundary, "each told once"
 
 
 def test_the_api_lists_images_pulls_one_and_refuses_in_the_agents_words(agent, docker, operator, viewer) -> None:
