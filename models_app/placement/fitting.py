@@ -11,12 +11,13 @@ from models_app.artifacts import shapes
 from models_app.fit import Estimate, ModelShape, estimate, speed
 from models_app.fit.verdict import Room, State, Verdict, judge
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import feasible, planner, planning, snapshot
+from models_app.placement import feasible, planner, planning, reconcile, snapshot
 from models_app.placement.fleet import Machine
 from models_app.placement.wanted import Wanted, of_model
 from models_app.states import FAILED, STOPPED
 from nodes import queries, telemetry
 from nodes.link import client
+from nodes.models import Node
 
 _ASK_SECONDS = 4.0
 
@@ -99,6 +100,22 @@ def before_start(model: ModelDefinition) -> tuple[Fit, ...]:
                 continue
             found += [fit] if fit.questions else []
     return tuple(found)
+
+
+def host_bytes(model: ModelDefinition, node: Node, gpus: int) -> int | None:
+    """What a start of `model` on the node's processor will take, by its budget or by what is known of its weights.
+
+    None leaves it to the node, which counts the weights alone. Nobody is asked.
+    """
+    stated: int | None = model.host_memory_budget_bytes
+    if stated is not None or gpus or model.runtime == Runtime.SIM or model.gpu_memory_budget_bytes is not None:
+        return stated
+    known = reconcile.capabilities_of(node)
+    if known is None or any(gpu.shares_host_memory for gpu in known.gpus):
+        return None
+    wanted = of_model(model)
+    shape = shapes.find(wanted.source, [shapes.Keeper(node.pk, known, False)], ask=False)
+    return estimate(shape, wanted.plan.on(0)).host_bytes
 
 
 def judged(wanted: Wanted, machine: Machine, gpu_uuids: Sequence[str], shape: ModelShape, age: float | None) -> Fit:

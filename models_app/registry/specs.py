@@ -12,6 +12,7 @@ from mirbad.kernel.seal import seal, unseal
 from models_app.artifacts.defaults import default_image
 from models_app.errors import ImageMissing
 from models_app.models import ModelDefinition, Placement
+from models_app.placement import fitting
 from models_app.states import READY, STARTING, UNHEALTHY
 from nodes.models import Node
 
@@ -110,7 +111,7 @@ def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> Lau
         secret_env={name: SecretStr(value) for name, value in unseal_env(model).items()},
         gpu_uuids=tuple(placement.gpu_uuids),
         gpu_memory_budget_bytes=model.gpu_memory_budget_bytes,
-        host_memory_budget_bytes=model.host_memory_budget_bytes,
+        host_memory_budget_bytes=fitting.host_bytes(model, node, len(placement.gpu_uuids)),
         context_length=model.context_length,
         start_timeout_seconds=model.start_timeout_seconds,
         host_reserve_bytes=node.memory_reserve_bytes,

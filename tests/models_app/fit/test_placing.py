@@ -9,6 +9,7 @@ from agent.wire.capability import Feature, FolderFile, ModelFolder
 from agent.wire.status import GpuStatus, HostStatus, NodeStatus
 from mirbad.kernel import clock
 from mirbad.kernel.errors import NotFound
+from models_app import registry
 from models_app.errors import ModelPlaced, NoPlace
 from models_app.fit.verdict import State
 from models_app.models import ModelDefinition, Placement
@@ -64,8 +65,6 @@ def vllm(model_id: str = "chat", **fields: Any):
 
 
 def unplaced(**fields: Any) -> ModelDefinition:
-    from models_app import registry
-
     place = {"nodeId": Node.objects.filter(draining=False).first().pk}
     registry.create(model_data("chat", **({"placement": place} | fields)), PERSON)
     Placement.objects.all().delete()
@@ -231,3 +230,16 @@ def test_an_unknown_fit_places_nothing_by_itself() -> None:
              placement={"nodeId": "a", "gpuUuids": ["a-0"]})  # fmt: skip
     with pytest.raises(NoPlace, match="It is not known whether it fits"):
         auto.place("chat", PERSON)
+
+
+def test_a_start_on_the_processor_is_admitted_by_the_need_that_the_preview_showed() -> None:
+    row = machine("a")
+    llama = {"runtime": "llama.cpp", "delivery": "process", "sources": [{"folder": "m"}], "contextLength": 2048}
+    placement = placed("chat", "a", **llama)
+    placement.model.refresh_from_db()
+    assert registry.launch_spec(placement, row).host_memory_budget_bytes is None, "nothing is known yet"
+    found = fitting.on_node(of_model(definition("chat")), "a")
+    assert registry.launch_spec(placement, row).host_memory_budget_bytes == found.estimate.host_bytes
+    ModelDefinition.objects.update(host_memory_budget_bytes=3 * GIB)
+    placement.model.refresh_from_db()
+    assert registry.launch_spec(placement, row).host_memory_budget_bytes == 3 * GIB
