@@ -66,8 +66,8 @@ def usage_of(answer: Any) -> Usage | None:
 def _usage(found: Any) -> Usage | None:
     if not isinstance(found, dict):
         return None
-    prompt = _count(found.get("prompt_tokens", found.get("input_tokens")))
-    completion = _count(found.get("completion_tokens", found.get("output_tokens")))
+    prompt = _count(found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens"))
+    completion = _count(found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens"))
     return Usage(prompt, completion) if prompt is not None or completion is not None else None
 
 

@@ -16,7 +16,8 @@ from agent.wire.http1.work import Waiter
 MAX_HEAD_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 256 * 1024
 LOW_WATER_BYTES = 64 * 1024
-STALE_WITHIN_SECONDS = 2.0
+STALE_WITHIN_SECONDS = 5.0
+"""A kept connection that ends untouched so soon was closed before the request came: more than a held-up loop takes."""
 LAST_CHANCE_SECONDS = 0.05
 _JOIN_BYTES = 16 * 1024
 
