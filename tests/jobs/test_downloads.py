@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.downloads.hub import Patience
+from agent.wire.capability import ModelFolder
 from audit.models import AuditLine
 from jobs import downloads, requests, worker
 from jobs.models import Operation
@@ -129,6 +130,15 @@ def test_an_agent_that_restarts_in_the_middle_goes_on_and_the_operation_follows(
     hub.faults.bytes_per_second = None
     agent.begin()
     assert run(operation).outcome == "succeeded"
+
+
+def test_lists_are_read_anew_on_each_connection_and_not_taken_from_an_earlier_one(agent, hub) -> None:
+    row = agent.node
+    stale = ModelFolder(name="deleted-meanwhile", total_bytes=330 * 2**30).to_wire()
+    type(row).objects.update(capabilities=row.capabilities | {"folders": [stale]})
+    assert [folder["name"] for folder in agent.node.capabilities["folders"]] == ["deleted-meanwhile"]
+    agent.connect()
+    assert agent.node.capabilities["folders"] == []
 
 
 def test_a_node_that_is_away_is_said_before_anything_is_made(agent, hub) -> None:
