@@ -33,7 +33,9 @@ _MANAGED: dict[str, frozenset[str]] = {
         "--lookup-cache-static -lcd --lookup-cache-dynamic --prompt-cache --tools --webui-config-file "
         "--ui-config-file --mcp-servers-config --props"
     ),
-    "sim": _flags("--host --port --api-key --served-name"),
+    "sim": _flags(
+        "--host --port --api-key --served-name --meeting --rank --world-size --rendezvous-host --rendezvous-port"
+    ),
 }
 # argparse takes any unambiguous beginning of a flag for the flag itself.
 _ABBREVIATES = frozenset({"vllm"})
