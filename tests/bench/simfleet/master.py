@@ -168,7 +168,7 @@ class SimMaster:
         def ready(name: str) -> bool:
             if not processes[name].running():
                 raise Failed(processes[name].said())
-            return "ready" in processes[name].said()
+            return "ready" in processes[name].said().splitlines()
 
         for name in plans:
             wait_until(lambda name=name: ready(name), f"{name} ready", 120)
