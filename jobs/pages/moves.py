@@ -21,13 +21,13 @@ from mirbad.web import parts
 from mirbad.web.access import require_role
 from mirbad.web.fragments import done, page_or_fragment, perform, private, refused
 from models_app import queries
-from models_app.errors import PlacementInvalid
 from models_app.models import ModelDefinition, ModelSource
-from models_app.placement import handover
+from models_app.placement import apply, feasible
 from models_app.states import STOPPED
 from nodes import queries as node_queries
 from nodes.errors import ConfirmationRequired
 from nodes.models import Node
+from nodes.states import ONLINE
 
 MODES = (
     ("auto", "Without a pause, if it can be", "What runs is started there first; requests never fail."),
@@ -211,7 +211,8 @@ def _source(model: ModelDefinition, node_id: str) -> str:
 
 def _targets(model: ModelDefinition) -> list[Target]:
     taken = {placement.node_id_text for placement in queries.placements_of(model)}
-    return [_target(model, node) for node in Node.objects.approved().order_by("pk") if node.pk not in taken]
+    found = [_target(model, node) for node in Node.objects.approved().order_by("pk") if node.pk not in taken]
+    return sorted(found, key=lambda target: bool(target.problem))
 
 
 def _target(model: ModelDefinition, node: Node) -> Target:
@@ -224,12 +225,13 @@ def _target(model: ModelDefinition, node: Node) -> Target:
 
 
 def _problem(model: ModelDefinition, node: Node, gpus: tuple[str, ...]) -> str:
-    try:
-        node_queries.require_placeable(node.pk)
-        # With its first GPU, so that only what no choice of GPUs could mend is told here.
-        handover.check(model, node.pk, gpus[:1])
-    except PlacementInvalid as error:
-        return "" if all(problem.get("field") == "placement.gpuUuids" for problem in error.problems) else error.detail
-    except MirbadError as error:
-        return error.detail
-    return ""
+    """Why the node cannot be chosen, from its row alone; "" when it can, with GPUs that are yet to be chosen."""
+    if node.draining:
+        return "It is draining; undrain it first."
+    if node.reachability != ONLINE:
+        name = node_queries.shown_state(node, ()).name
+        return f"{name}: {node.reachability_reason}" if node.reachability_reason else f"It reads {name} now."
+    # With its first GPU, so that only what no choice of GPUs could mend is told here.
+    wish = feasible.Wish(model.runtime, model.delivery, gpus[:1])
+    found = feasible.problems(wish, node.pk, apply.facts_of(node))
+    return next((problem.message for problem in found if problem.field != "placement.gpuUuids"), "")

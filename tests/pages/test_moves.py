@@ -1,6 +1,8 @@
 """The pages of moves: what the buttons do, what is refused where the person acted, who may."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from jobs.models import Operation
 from models_app.models import ModelDefinition, Placement
@@ -58,7 +60,7 @@ def test_a_node_that_cannot_be_chosen_says_why(owner, placement):
     Node.objects.filter(pk="local").update(draining=True)
     form = owner.client.get("/models/tiny/move").content.decode()
     assert 'value="local" required disabled' in form
-    assert "Node local is draining" in form
+    assert "It is draining" in form
     refused = owner.client.post("/models/tiny/move", {"node": "local"}, headers=HTMX)
     assert refused.status_code == 409
     assert "node_draining" in refused.content.decode()
@@ -103,3 +105,15 @@ def test_who_may_only_look_moves_nothing(viewer, placement):
     moving.move(placement, "local", mode="handover", stage="downloading")
     assert "Cancel move" not in viewer.client.get("/models/tiny/move/-/state").content.decode()
     assert not Operation.objects.exclude(kind="move").exists()
+
+
+def test_the_form_costs_the_same_for_many_nodes_as_for_few(owner, placement):
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert owner.client.get("/models/tiny/move").status_code == 200
+        return len(queries)
+
+    few = cost()
+    for number in range(6):
+        seed.node(f"pc-{number}", "", gpus=1)
+    assert cost() == few
