@@ -161,6 +161,16 @@ async def test_a_missing_models_root_is_a_warning_that_says_what_to_do(config: A
     assert "models_root" in capabilities.warnings[0]
 
 
+async def test_a_models_root_that_the_agent_cannot_write_is_a_warning_and_logged_once_as_2630(
+    config: AgentConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent.capability.os.access", lambda *_: False)
+    for _ in range(2):
+        capabilities = await read_capabilities(config)
+        assert f"The agent (uid {os.getuid()}) cannot write the models root" in capabilities.warnings[0]
+    assert [record.id for record in caplog.records if getattr(record, "id", 0) == 2630] == [2630]
+
+
 def test_folders_are_listed_with_their_files_links_too(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
