@@ -25,6 +25,9 @@ _OWN_PLACE = {
     "jobs:node-drain": "nodes",
     "jobs:takeover": "nodes",
     "jobs:takeover-continue": "nodes",
+    "jobs:model-start-ask": "models",
+    "jobs:model-move": "models",
+    "jobs:model-unplace": "models",
 }
 
 

@@ -25,6 +25,9 @@ _FOLDER_TRUST = timedelta(minutes=10)
 _HUB_TRUST = timedelta(minutes=10)
 """How long a branch is taken to stand where it stood."""
 
+_FORGOTTEN_AFTER = timedelta(days=180)
+"""Facts that nobody read anew for so long are dropped; whoever needs them asks again."""
+
 _ASK_SECONDS = 6.0
 _HUB_SECONDS = 6.0
 
@@ -165,6 +168,7 @@ def _facts(row: KnownShape) -> FolderShape | None:
 def _keep(key: str, subject: str, facts: FolderShape) -> None:
     values = {"subject": subject[:400], "facts": facts.to_wire(), "read_at": clock.now()}
     KnownShape.objects.update_or_create(key=key, defaults=values)
+    KnownShape.objects.filter(read_at__lt=clock.now() - _FORGOTTEN_AFTER).delete()
 
 
 def _asked(copies: Sequence[_Copy], source: Source, reasons: list[str]) -> FolderShape | None:

@@ -190,3 +190,11 @@ def test_facts_that_another_version_wrote_are_read_again(asked) -> None:
     KnownShape.objects.update(facts={"folder": 5})
     assert shapes.find(SOURCE, [keeper()]).weights_bytes == MODEL.total_size
     assert len(asked) == 2
+
+
+def test_facts_that_nobody_needed_for_half_a_year_are_dropped(asked, monkeypatch) -> None:
+    shapes.find(SOURCE, [keeper()])
+    later = clock.now() + shapes._FORGOTTEN_AFTER * 2
+    monkeypatch.setattr(clock, "now", lambda: later)
+    shapes.find(SOURCE, [keeper(files=(FolderFile(path="other.safetensors", size_bytes=6),))])
+    assert [row.read_at for row in KnownShape.objects.all()] == [later]
