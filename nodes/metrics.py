@@ -3,14 +3,10 @@
 Labels are bounded: approved nodes, their GPUs (128 a node), and the models that a GPU tells of (16 a GPU).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from mirbad.kernel import clock
 from nodes.models import Gpu, Node
@@ -47,76 +43,93 @@ _GPU = (
 )
 
 
+@dataclass(slots=True)
+class _Gauge:
+    """One figure with its samples as text: a fleet of thousands of cards is written at once, beside model traffic."""
+
+    name: str
+    words: str
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, labels: str, value: float) -> None:
+        self.lines.append(f"{_PREFIX}{self.name}{{{labels}}} {value!r}\n")
+
+    def text(self) -> str:
+        head = f"# HELP {_PREFIX}{self.name} {self.words}\n# TYPE {_PREFIX}{self.name} gauge\n"
+        return head + "".join(self.lines)
+
+
+def _label(name: str, value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return f'{name}="{escaped}"'
+
+
 @dataclass(frozen=True, slots=True)
 class _Node:
-    pk: str
+    labels: str
     name: str
     online: bool
+    fresh: bool
     host: dict[str, Any]
-    at: datetime | None
     seen_at: datetime | None
 
 
-class _Fleet(Collector):
-    """Reads the rows at each scrape; two statements."""
+def render() -> bytes:
+    """The text exposition of all nodes, as the database has them now; two statements."""
+    now = clock.now()
+    nodes: dict[str, _Node] = {}
+    for pk, name, reachability, host, at, seen_at in (
+        Node.objects.approved()
+        .order_by("pk")
+        .values_list("pk", "display_name", "reachability", "host", "status_at", "last_seen_at")
+    ):
+        online = reachability == ONLINE
+        fresh = online and at is not None and now - at <= STALE_AFTER
+        nodes[pk] = _Node(_label("node", pk), name or pk, online, fresh, host, seen_at)
+    gauges = [*_of_nodes(nodes.values()), *_of_gpus({pk: node.labels for pk, node in nodes.items() if node.fresh})]
+    return "".join(gauge.text() for gauge in gauges).encode()
 
-    def collect(self) -> Iterator[Metric]:
-        now = clock.now()
-        nodes = [
-            _Node(pk, name, reachability == ONLINE, host, at, seen_at)
-            for pk, name, reachability, host, at, seen_at in Node.objects.approved()
-            .order_by("pk")
-            .values_list("pk", "display_name", "reachability", "host", "status_at", "last_seen_at")
-        ]
-        fresh = {node.pk for node in nodes if node.online and node.at is not None and now - node.at <= STALE_AFTER}
-        yield from _of_nodes(nodes, fresh)
-        yield from _of_gpus(fresh)
 
-
-def _of_nodes(nodes: list[_Node], fresh: set[str]) -> Iterator[Metric]:
-    online = GaugeMetricFamily(_PREFIX + "online", "1 for an approved node that answers.", labels=["node"])
-    info = GaugeMetricFamily(_PREFIX + "info", "Names of nodes.", labels=["node", "display_name"])
-    seen = GaugeMetricFamily(_PREFIX + "last_seen_timestamp_seconds", "When it was last heard.", labels=["node"])
+def _of_nodes(nodes: Iterable[_Node]) -> Iterator[_Gauge]:
+    online = _Gauge("online", "1 for an approved node that answers.")
+    info = _Gauge("info", "Names of nodes.")
+    seen = _Gauge("last_seen_timestamp_seconds", "When it was last heard.")
+    host = [_Gauge(name, words) for name, words, _, _ in _HOST]
     for node in nodes:
-        online.add_metric([node.pk], float(node.online))
-        info.add_metric([node.pk, node.name or node.pk], 1.0)
+        online.add(node.labels, float(node.online))
+        info.add(f"{node.labels},{_label('display_name', node.name)}", 1.0)
         if node.seen_at is not None:
-            seen.add_metric([node.pk], node.seen_at.timestamp())
-    yield from (online, info, seen)
-    for name, words, key, factor in _HOST:
-        family = GaugeMetricFamily(_PREFIX + name, words, labels=["node"])
-        for node in nodes:
-            value = _number(node.host.get(key)) if node.pk in fresh else None
+            seen.add(node.labels, node.seen_at.timestamp())
+        for gauge, (_, _, key, factor) in zip(host, _HOST, strict=True):
+            value = _number(node.host.get(key)) if node.fresh else None
             if value is not None:
-                family.add_metric([node.pk], value * factor)
-        yield family
+                gauge.add(node.labels, value * factor)
+    yield from (online, info, seen, *host)
 
 
-def _of_gpus(fresh: set[str]) -> Iterator[Metric]:
-    labels = ["node", "gpu"]
-    info = GaugeMetricFamily(_PREFIX + "gpu_info", "Names of cards.", labels=[*labels, "index", "name"])
-    working = GaugeMetricFamily(_PREFIX + "gpu_working", "1 for a card that answers, 0 for a lost one.", labels=labels)
-    models = GaugeMetricFamily(
-        _PREFIX + "gpu_model_memory_bytes", "Memory of a model on a card.", labels=[*labels, "model"]
-    )
-    families = [GaugeMetricFamily(_PREFIX + name, words, labels=labels) for name, words, _, _ in _GPU]
+def _of_gpus(fresh: dict[str, str]) -> Iterator[_Gauge]:
+    info = _Gauge("gpu_info", "Names of cards.")
+    working = _Gauge("gpu_working", "1 for a card that answers, 0 for a lost one.")
+    models = _Gauge("gpu_model_memory_bytes", "Memory of a model on a card.")
+    gauges = [_Gauge(name, words) for name, words, _, _ in _GPU]
     counts: dict[str, int] = {}
     rows = Gpu.objects.filter(node_id__in=fresh, present=True).order_by("node_id", "index", "uuid")
     for node_id, uuid, index, name, seen in rows.values_list("node_id", "uuid", "index", "name", "seen"):
         counts[node_id] = counts.get(node_id, 0) + 1
         if counts[node_id] > MOST_GPUS:
             continue
-        info.add_metric([node_id, uuid, "" if index is None else str(index), name], 1.0)
+        labels = f"{fresh[node_id]},{_label('gpu', uuid)}"
+        info.add(f"{labels},{_label('index', '' if index is None else str(index))},{_label('name', name)}", 1.0)
         if not seen:
             continue
-        working.add_metric([node_id, uuid], float(not seen.get("lost") and not seen.get("problem")))
-        for family, (_, _, key, factor) in zip(families, _GPU, strict=True):
+        working.add(labels, float(not seen.get("lost") and not seen.get("problem")))
+        for gauge, (_, _, key, factor) in zip(gauges, _GPU, strict=True):
             value = _number(seen.get(key))
             if value is not None:
-                family.add_metric([node_id, uuid], value * factor)
+                gauge.add(labels, value * factor)
         for model, used in _models(seen):
-            models.add_metric([node_id, uuid, model], used)
-    yield from (info, working, *families, models)
+            models.add(f"{labels},{_label('model', model)}", used)
+    yield from (info, working, *gauges, models)
 
 
 def _models(seen: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -132,12 +145,3 @@ def _models(seen: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-_REGISTRY = CollectorRegistry(auto_describe=False)
-_REGISTRY.register(_Fleet())
-
-
-def render() -> bytes:
-    """The text exposition of all nodes, as the database has them now."""
-    return bytes(generate_latest(_REGISTRY))
