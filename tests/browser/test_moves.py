@@ -10,11 +10,9 @@ pytestmark = pytest.mark.browser
 
 PAGES = {
     "move-new": "/models/settled/move",
-    "move-folder": "/models/qwen3-14b/move",
     "move-downloading": "/models/smollm2-1.7b/move",
     "move-paused": "/models/stranded/move",
     "move-refused": "/models/refused/move",
-    "model-moving": "/models/smollm2-1.7b",
     "unplace": "/models/settled/unplace",
 }
 
