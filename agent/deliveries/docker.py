@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig, Mount
 
@@ -100,7 +101,7 @@ class DockerDelivery:
     async def prepare(self, order: Order, progress: Progress) -> None:
         """Pull the image unless it is here. A cancelled pull ends at its next event."""
         image = _image_order(order)
-        loop, stop = asyncio.get_running_loop(), threading.Event()
+        loop, stop = asyncio.get_running_loop(), docker_pull.Stop()
 
         def tell(value: PullProgress) -> None:
             if not stop.is_set():
@@ -286,7 +287,14 @@ class DockerDelivery:
             with os.fdopen(os.open(log, flags, 0o600), "wb", buffering=0) as file:
                 for part in stream:
                     file.write(part)
-        except (DeliveryFailed, docker.errors.DockerException, requests.RequestException, OSError, AttributeError):
+        except (
+            DeliveryFailed,
+            docker.errors.DockerException,
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            AttributeError,
+        ):
             # AttributeError: what urllib3 raises when the stream is closed under its reader
             return
 

@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
+from docker.types import CancellableStream
 
 from agent import clock
 from agent.deliveries import docker_engine
@@ -19,8 +22,32 @@ _TIMEOUT_SECONDS = 600
 _DONE = frozenset({"Download complete", "Pull complete", "Verifying Checksum", "Extracting"})
 
 
+_BROKEN = (urllib3.exceptions.HTTPError, docker.errors.StreamParseError)
+"""What reading a stream raises when the engine goes away in the middle, past the errors of its client."""
+
+
 class PullStopped(Exception):
     """The pull was given up on request."""
+
+
+class Stop(threading.Event):
+    """Asks a pull to end, also while the engine says nothing: its answer is then closed under the reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closers: list[Callable[[], None]] = []
+
+    def closes(self, close: Callable[[], None]) -> None:
+        """Call `close` when it is set, at once if it is."""
+        self._closers.append(close)
+        if self.is_set():
+            close()
+
+    def set(self) -> None:
+        """Ask for the end."""
+        super().set()
+        for close in self._closers:
+            close()
 
 
 class Layers:
@@ -70,7 +97,7 @@ def is_here(client: docker.DockerClient, image: Image) -> bool:
     return True
 
 
-def bring(docker_host: str | None, image: Image, tell: Callable[[PullProgress], None], stop: threading.Event) -> None:
+def bring(docker_host: str | None, image: Image, tell: Callable[[PullProgress], None], stop: Stop) -> None:
     """Have `image` on this machine, pulled unless it is here; blocking. DeliveryFailed, PullStopped."""
     if stop.is_set():
         raise PullStopped
@@ -83,13 +110,13 @@ def bring(docker_host: str | None, image: Image, tell: Callable[[PullProgress], 
             pull(client, image, tell, stop)
         finally:
             client.close()
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+    except (*_BROKEN, docker.errors.DockerException, requests.RequestException, OSError) as error:
+        if stop.is_set():
+            raise PullStopped from error
         raise DeliveryFailed(docker_engine.say(error, docker_host), code="runtime_unavailable") from error
 
 
-def pull(
-    client: docker.DockerClient, image: Image, tell: Callable[[PullProgress], None], stop: threading.Event
-) -> None:
+def pull(client: docker.DockerClient, image: Image, tell: Callable[[PullProgress], None], stop: Stop) -> None:
     """Pull `image`; `tell` is called from this thread, some times a second. DeliveryFailed, PullStopped.
 
     The engine ends a pull whose answer is closed.
@@ -98,6 +125,7 @@ def pull(
 
     def note(answer: requests.Response, *_: object, **__: object) -> None:
         answers.append(answer)
+        stop.closes(lambda: _hang_up(answer))
 
     client.api.hooks["response"].append(note)
     try:
@@ -109,14 +137,27 @@ def pull(
         raise _explained(image, str(error.explanation or error)) from error
     except DeliveryFailed as error:
         raise _explained(image, str(error)) from error
+    except AttributeError as error:
+        # what urllib3 raises when the stream is closed under its reader
+        if not stop.is_set():
+            raise
+        raise PullStopped from error
     finally:
         for answer in answers:
             answer.close()
+    if stop.is_set():
+        raise PullStopped
     if not is_here(client, image):
         raise DeliveryFailed(f"The image {image.reference} was pulled, and the engine does not have it.")
 
 
-def _follow(events: Iterable[Any], image: Image, tell: Callable[[PullProgress], None], stop: threading.Event) -> None:
+def _hang_up(answer: requests.Response) -> None:
+    # The stream of the library knows where the socket is; it is closed already when the pull just ended.
+    with suppress(OSError, AttributeError, docker.errors.DockerException):
+        CancellableStream(iter(()), answer).close()
+
+
+def _follow(events: Iterable[Any], image: Image, tell: Callable[[PullProgress], None], stop: Stop) -> None:
     layers, told = Layers(), 0.0
     for event in events:
         if stop.is_set():

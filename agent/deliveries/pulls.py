@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class _Work:
     """One image on its way, for every pull that wants it. `stop` ends it at the engine's next event."""
 
     image: Image
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: docker_pull.Stop = field(default_factory=docker_pull.Stop)
     progress: PullProgress = field(default_factory=PullProgress)
 
 

@@ -1,6 +1,7 @@
 """What Docker Engines were seen to answer, replayed."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +45,9 @@ NAME = "mirbad-i1-l1"
 TAKEN = Answer(409, {"message": f'Conflict. The container name "/{NAME}" is already in use by container "9b2".'})
 
 
-def bring(engine: FakeDocker, stop: threading.Event | None = None) -> list[PullProgress]:
+def bring(engine: FakeDocker, stop: docker_pull.Stop | None = None) -> list[PullProgress]:
     told: list[PullProgress] = []
-    docker_pull.bring(engine.host, IMAGE, told.append, stop or threading.Event())
+    docker_pull.bring(engine.host, IMAGE, told.append, stop or docker_pull.Stop())
     return told
 
 
@@ -99,11 +100,35 @@ def test_the_bytes_of_a_pull_are_those_of_its_layers_and_no_total_is_made_up(
 
 
 def test_a_pull_that_is_given_up_ends_at_the_next_event(engine: FakeDocker) -> None:
-    stop = threading.Event()
+    stop = docker_pull.Stop()
     endless = [{"status": "Downloading", "id": "1"}] * 10_000
     engine.answers = {INSPECT: [ABSENT], "POST /images/create": [Answer(lines=endless, pause=stop.set)]}
     with pytest.raises(docker_pull.PullStopped):
         bring(engine, stop)
+
+
+def test_a_pull_of_which_the_engine_says_nothing_more_is_given_up_at_once(engine: FakeDocker) -> None:
+    stop, hang = docker_pull.Stop(), threading.Event()
+    turns = iter(range(10))
+    silent = Answer(lines=[{"status": "Waiting"}] * 3, pause=lambda: next(turns) < 1 or hang.wait(20))
+    engine.answers = {INSPECT: [ABSENT], "POST /images/create": [silent]}
+    threading.Timer(0.3, stop.set).start()
+    begun = time.monotonic()
+    with pytest.raises(docker_pull.PullStopped):
+        bring(engine, stop)
+    assert time.monotonic() - begun < 10
+    hang.set()
+
+
+def test_an_engine_that_goes_away_in_the_middle_of_a_pull_is_told_as_that(engine: FakeDocker) -> None:
+    def leave() -> None:
+        raise ConnectionResetError
+
+    broken = Answer(lines=[{"status": "Waiting"}], pause=leave)
+    engine.answers = {INSPECT: [ABSENT], "POST /images/create": [broken]}
+    with pytest.raises(DeliveryFailed) as failed:
+        bring(engine)
+    assert failed.value.code == "runtime_unavailable"
 
 
 async def test_an_engine_that_was_upgraded_under_the_agent_is_asked_in_its_new_version(engine: FakeDocker) -> None:
