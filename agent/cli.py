@@ -22,6 +22,7 @@ from agent.fence import BrokenFence, held_claim
 from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
 from agent.server import logs
 from agent.state import Locked, ensure_private_dir, exclusive, is_locked
+from agent.telemetry.fabrics import capabilities as told
 from agent.telemetry.fabrics import keep
 from agent.wire.capability import Capabilities
 from agent.wire.enroll import GpuSummary, MachineSummary
@@ -315,6 +316,8 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
     _say(f"Certificate      {'EXPIRED on' if identity.has_expired else 'until'} {identity.not_after}")
     _say(f"Agent            {'running' if facts['serving'] else 'not running'}, port {config.port}")
     _say(f"Claimed by       {'epoch {epoch} of {instanceId}'.format(**claim) if claim else 'no master yet'}")
+    for fabric in facts["fabrics"]:
+        _say(f"Fabric           {fabric['name']}: {fabric['problem'] or ', '.join(fabric['adapters'])}")
     for instance in facts["instances"]:
         _say(f"Engine           {instance['instanceId']}: {instance['state']} ({instance['modelId']})")
     return 0
@@ -336,6 +339,7 @@ def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
         "masterSpki": identity.master.to_wire(),
         "heldClaim": claim.to_wire() if claim else None,
         "port": config.port,
+        "fabrics": [fabric.to_wire() for fabric in told(config.fabrics, config.state_dir, config.sysfs_root)],
         "serving": is_locked(config.state_dir / LOCK_FILE),
         "instances": [view.to_wire() for view in _stored_views(config.state_dir)],
     }

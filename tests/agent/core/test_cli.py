@@ -159,6 +159,8 @@ def test_a_join_keeps_the_fabrics_that_it_states(command: Command, listener: Enr
     assert (done.returncode, done.stderr) == (0, "")
     assert "Fabrics: ib-b:mlx5_2,mlx5_3" in done.stdout
     assert read_json(command.state / "fabrics.json") == {"fabrics": ["ib-b:mlx5_2,mlx5_3"]}
+    assert "ib-b: mlx5_2, mlx5_3" in command.run("status").stdout
+    assert json.loads(command.run("status", "--json").stdout)["fabrics"][0]["adapters"] == ["mlx5_2", "mlx5_3"]
     again = command.join(listener, "--fabric", "ib-a:mlx5_2")
     assert again.returncode == 0
     assert read_json(command.state / "fabrics.json") == {"fabrics": ["ib-a:mlx5_2"]}, "stated anew"
