@@ -26,7 +26,7 @@ from tests.bench.gateway import peers, trust
 from tests.bench.gateway.peers import Missing, Place
 from tests.bench.services import free_port
 
-ROUNDS = int(os.environ.get("MIRBAD_BENCH_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("MIRBAD_BENCH_ROUNDS", "5"))
 SECONDS = int(os.environ.get("MIRBAD_BENCH_SECONDS", "1"))
 WANTED = set(filter(None, os.environ.get("MIRBAD_BENCH_PEERS", "").split(",")))
 CONNECTIONS = (1, 32, 128)
@@ -89,6 +89,8 @@ class Bench:
             "MIRBAD_DATA": str(self.folder / "data"),
             "MIRBAD_SECRET_KEY": "x" * 64,
             "DISABLE_ADMIN_UI": "True",
+            # LiteLLM serves without a key of its own only when it is told that this is no production
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
         }
         log = (self.folder / f"{name}.log").open("wb")
         running = subprocess.Popen(
@@ -251,7 +253,7 @@ def small_answers(tls: bool) -> Bench:
                 for path in bench.paths:
                     if path.name in _SLOW and (number or connections == CONNECTIONS[-1]):
                         continue  # one long round says enough, at the pace it has
-                    _small(bench, path, connections, 3 * SECONDS if path.name in _SLOW else SECONDS)
+                    _small(bench, path, connections, 10 * SECONDS if path.name in _SLOW else SECONDS)
         for path in bench.paths:
             if path.name.startswith("mirbad"):
                 bench.own_seconds[path.name] = _own_seconds(path)
