@@ -97,7 +97,8 @@ def _memory(path: "bench.Line", running: "subprocess.Popen[bytes]") -> list[tupl
 
     found: list[tuple[float, float]] = []
     while running.poll() is None:
-        total = sum(psutil.Process(process.pid).memory_full_info().pss for process in path.processes)
+        # What is theirs alone: the share of what they have in common moves as other processes come and go.
+        total = sum(psutil.Process(process.pid).memory_full_info().uss for process in path.processes)
         found.append((time.monotonic(), float(total)))
         time.sleep(min(5.0, SOAK_SECONDS / 10))
     return found
