@@ -179,9 +179,13 @@ def test_a_replica_that_loses_rank_0_is_rebuilt_too(fleet: Fleet) -> None:
 def test_a_cancelled_shard_takes_the_others_along(fleet: Fleet) -> None:
     sharded("n0", "n1", args=["--never-ready"])
     requests.start("tiny", PERSON)
-    for operation in unfinished():
-        worker.run(operation.pk)
-    wait_until(lambda: all(agent.server._instances.views() for agent in fleet[:1]), "rank 0 to be ordered")
+
+    def ordered() -> bool:
+        for operation in unfinished():
+            worker.run(operation.pk)
+        return all(agent.server._instances.views() for agent in fleet[:2])
+
+    wait_until(ordered, "both shards to be ordered")
     requests.cancel(str(Operation.objects.get(node_id_text="n1").pk), PERSON)
     work()
     assert outcomes() == ["cancelled", "cancelled"]
