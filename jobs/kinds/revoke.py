@@ -25,6 +25,7 @@ from models_app.placement import apply
 from nodes import queries, registry
 from nodes.errors import NodeRevoked
 from nodes.models import Node
+from nodes.states import REVOKED
 
 NAME = "revoke"
 STOPPING = "stopping"
@@ -88,6 +89,9 @@ def _stop(step: Step, placement: Placement, *, late: bool) -> str | None:
 
 
 def _revoking(step: Step) -> Outcome:
+    if Node.objects.filter(pk=step.target_id, lifecycle=REVOKED).exists():
+        # By an earlier try of this stage: there is no way back, whoever asks.
+        return Done("The node is revoked.", _result(step))
     if step.cancel_requested:
         return Cancelled("Ended before the node was revoked; models that were taken off it stay so.")
     if _next(step) is not None:

@@ -17,7 +17,7 @@ _LOOK_SECONDS = 0.5
 
 
 def _stopping(step: Step) -> Outcome:
-    if step.cancel_requested and "asked" not in step.state:
+    if step.cancel_requested and "asked" not in step.state and not _has_ended(step):
         return Cancelled("Given up before the node was reached; the engine may still run there.")
     instances.placement_of(step)
     asked = instances.stop(step, step.key(instances.turn_of(step)))
@@ -31,6 +31,15 @@ def _stopping(step: Step) -> Outcome:
         text = f"The engine did not end within {allowed.total_seconds():.0f} s; look at node {step.node_id!r}."
         raise StepFailed("stop_timeout", text, final=True, lines=view.last_lines)
     return Wait(_LOOK_SECONDS, {"text": "Stopping the engine."}, {"asked": since})
+
+
+def _has_ended(step: Step) -> bool:
+    """Whether an earlier try of this stage has stopped it; False when the node cannot say."""
+    try:
+        view = instances.look(step)
+    except StepFailed:
+        return False
+    return view is None or view.state in instances.FINAL
 
 
 def _ended(step: Step, outcome: str, code: str) -> None:

@@ -216,8 +216,8 @@ class Bench:
     """Nodes ``a`` and ``b``; rows are wiped between runs, machines stay."""
 
     def __init__(self, folder: Path, forward: Callable[[float], None]) -> None:
-        self.fleet = Fleet(folder, forward)
-        self.forward = forward
+        self.fleet = Fleet(folder, self.forward)
+        self._forward, self._ahead = forward, 0.0
         self.boots = 0
         self._boot = mock.patch.object(agent_clock, "boot_id", self._boot_id)
         self._boot.start()
@@ -228,6 +228,11 @@ class Bench:
         self._endpoint.start()
         for node_id in ("a", "b"):
             self.add(node_id)
+
+    def forward(self, seconds: float) -> None:
+        """Move the master's clock."""
+        self._forward(seconds)
+        self._ahead += seconds
 
     def _boot_id(self) -> str:
         return f"boot-{self.boots}"
@@ -260,7 +265,11 @@ class Bench:
         self._boot.stop()
 
     def wipe(self) -> None:
-        """As if nothing had ever run; the nodes stay and are drained no more."""
+        """As if nothing had ever run; the nodes stay and are drained no more. The clock is the machine's again.
+
+        Who runs ahead of it for more than an hour gives out certificates that no agent takes yet.
+        """
+        self.forward(-self._ahead)
         for rows in (Operation, Hold, StrayInstance, Placement, ModelDefinition, AuditLine):
             rows.objects.all().delete()
         Node.objects.filter(lifecycle="approved").update(draining=False)
