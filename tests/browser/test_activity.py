@@ -1,4 +1,4 @@
-"""The drawer of what happens now: on every page, by keyboard, on a telephone, kept up to date; and the drain's choice."""
+"""The drawer of what happens now: on every page, by keyboard, on a telephone, kept up to date; the drain's choice."""
 
 import re
 
