@@ -84,10 +84,10 @@ def test_a_refusal_says_why_and_leaves_the_page(open_page):
 
 def test_draining_asks_first_and_shows_at_once(open_page):
     page = open_page("/nodes/local")
-    _mark(page)
-    page.get_by_role("button", name="Drain").click()
-    page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    page.get_by_role("link", name="Drain…").first.click()
+    page.get_by_role("button", name="Drain local").click()
     expect(page.locator(".page-head .badge")).to_have_text("Draining")
+    _mark(page)
     expect(page.locator("#notices .notice.success")).to_contain_text("draining")
     page.get_by_role("button", name="Undrain").click()
     expect(page.locator(".page-head .badge")).to_have_text("Online")
