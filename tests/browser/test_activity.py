@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.browser.test_every_page import RULES, SHOTS
+from tests.browser.looks import RULES, SHOTS
 
 pytestmark = pytest.mark.browser
 

@@ -5,7 +5,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from tests.browser.conftest import signed_in
-from tests.browser.test_every_page import RULES, SHOTS
+from tests.browser.looks import RULES, SHOTS
 
 pytestmark = pytest.mark.browser
 

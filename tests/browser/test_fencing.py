@@ -4,7 +4,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import Watch, signed_in
-from tests.browser.test_every_page import RULES, SCHEMES, SHOTS, WIDTHS, _told
+from tests.browser.looks import RULES, SCHEMES, SHOTS, WIDTHS, told
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +42,7 @@ def look(page, name):
             page.emulate_media(color_scheme=scheme)
             page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png")
             violations = Axe().run(page, options=RULES).response["violations"]
-            found += [f"{width} {scheme} {_told(item, node)}" for item in violations for node in item["nodes"]]
+            found += [f"{width} {scheme} {told(item, node)}" for item in violations for node in item["nodes"]]
     page.set_viewport_size({"width": 1440, "height": 900})
     return found
 

@@ -4,10 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
 from tests.browser.conftest import Site, Watch, _chromium, _site, signed_in
-from tests.browser.test_every_page import RULES, SCHEMES, SHOTS, WIDTHS, _told
+from tests.browser.looks import look_at
 
 pytestmark = pytest.mark.browser
 
@@ -41,17 +40,7 @@ def test_page(cards_site, browser, session, name):
     watch.over(context)
     page = context.new_page()
     page.goto(cards_site.url + PAGES[name])
-    page.wait_for_load_state("networkidle")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    found = []
-    for width, height in WIDTHS.items():
-        page.set_viewport_size({"width": width, "height": height})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"it scrolls sideways at {width}"
-        for scheme in SCHEMES:
-            page.emulate_media(color_scheme=scheme)
-            page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
-            violations = Axe().run(page, options=RULES).response["violations"]
-            found += [f"{width} {scheme} {_told(item, node)}" for item in violations for node in item["nodes"]]
+    found = look_at(page, name)
     context.close()
     assert not found, "\n".join(found)
     assert watch.wrong == []

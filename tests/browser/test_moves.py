@@ -1,10 +1,9 @@
 """The pages of a move and of an unplace, looked at by axe; screenshots kept."""
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.browser.test_every_page import RULES, SCHEMES, SHOTS, WIDTHS, _told
+from tests.browser.looks import look_at
 
 pytestmark = pytest.mark.browser
 
@@ -25,18 +24,7 @@ def _moves(site):
 @pytest.mark.parametrize("name", PAGES)
 def test_page(open_page, name):
     page = open_page(PAGES[name])
-    page.wait_for_load_state("networkidle")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    found = []
-    for width, height in WIDTHS.items():
-        page.set_viewport_size({"width": width, "height": height})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"it scrolls sideways at {width}"
-        for scheme in SCHEMES:
-            page.emulate_media(color_scheme=scheme)
-            page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
-            violations = Axe().run(page, options=RULES).response["violations"]
-            found += [f"{width} {scheme} {_told(item, node)}" for item in violations for node in item["nodes"]]
-    assert found == []
+    assert look_at(page, name) == []
 
 
 def test_a_refusal_is_shown_where_the_person_acted_and_the_menu_leads_there(open_page):
