@@ -16,7 +16,7 @@ from jobs.models import Operation
 from jobs.queries import open_operation, unfinished
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.errors import Conflict, InvalidRequest
+from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from mirbad.kernel.ids import new_operation_id, new_uid
 from models_app import holds, queries
 from models_app.artifacts import folders
@@ -71,11 +71,17 @@ def request(
             return standing
         operation_id = new_operation_id()
         specs: dict[int, DownloadSpec] = {}
-        if hub_token:
-            with transaction.atomic():
-                model, _ = _checked(wish, on_behalf_of)
-            specs = _hand_over(model, node_id, operation_id, hub_token)
-        return _open(wish, operation_id, specs, actor, on_behalf_of)
+        try:
+            if hub_token:
+                with transaction.atomic():
+                    model, _ = _checked(wish, on_behalf_of)
+                specs = _hand_over(model, node_id, operation_id, hub_token)
+            return _open(wish, operation_id, specs, actor, on_behalf_of)
+        except Conflict:
+            # The same was asked for at the same moment: that one is meant.
+            if (standing := _standing(wish)) is not None:
+                return standing
+            raise
 
 
 def _standing(wish: Wish) -> Operation | None:
@@ -211,9 +217,13 @@ def gpus_at(node_id: str, indices: Sequence[int]) -> tuple[str, ...]:
 
 
 def cancel(model_id: str, actor: Actor) -> Operation:
-    """Give up the open move of a model; what it did is undone. Raises Conflict (too late, or none), MasterFenced."""
+    """Give up the open move of a model; what it did is undone.
+
+    Raises NotFound, Conflict (too late, or none), MasterFenced.
+    """
     with audit_log.refusals_recorded("model.move", actor, model_id=model_id), transaction.atomic():
         fencing.require_unfenced()
+        _require_model(model_id)
         operation = _locked(model_id)
         if why := move.why_no_cancel(operation.stage, operation.input):
             raise Conflict(why, fields={"stage": operation.stage})
@@ -226,13 +236,14 @@ def cancel(model_id: str, actor: Actor) -> Operation:
 def force_commit(model_id: str, confirm: str, actor: Actor, *, sure: Callable[[], None] = lambda: None) -> Operation:
     """Give up a source that does not serve, so that the move goes on without it.
 
-    `confirm` is the source's id. Raises ConfirmationRequired before all else, then what `sure` raises,
-    Conflict (it does not wait for its source), MasterFenced.
+    `confirm` is the source's id. Raises NotFound, ConfirmationRequired before all else, then what `sure` raises,
+    Conflict (it is not being moved, or does not wait for its source), MasterFenced.
     """
+    _require_model(model_id)
     with audit_log.refusals_recorded("model.move.force-commit", actor, model_id=model_id), transaction.atomic():
         newest = last(model_id)
         source = move.plan_in(newest).source_node if newest else ""
-        if not source or confirm.strip() != source:
+        if not confirm.strip() or (source and confirm.strip() != source):
             raise ConfirmationRequired(f"Type {source or 'the id of its node'} to confirm that it is given up.")
         sure()
         fencing.require_unfenced()
@@ -272,6 +283,11 @@ def consequence(operation: Operation) -> str:
 def last(model_id: str) -> Operation | None:
     """The newest move of a model, open or over."""
     return Operation.objects.filter(kind=move.NAME, target_kind=_TARGET, target_id=model_id).order_by("-id").first()
+
+
+def _require_model(model_id: str) -> None:
+    if not ModelDefinition.objects.filter(pk=model_id).exists():
+        raise NotFound(f"There is no model {model_id!r}.")
 
 
 def _locked(model_id: str) -> Operation:

@@ -86,7 +86,8 @@ def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
             raise Conflict(f"Node {node_id} has not enrolled; there is no key to approve.")
         if pin.spki_sha256 != seen:
             raise PinChanged(
-                f"Node {node_id} enrolled again with another key since you looked. Review the new fingerprint.",
+                f"That is not the key of node {node_id}: it may have enrolled again with another key since you looked. "
+                "Compare the fingerprint that is shown now with the one on the machine.",
                 fields={"spkiSha256": pin.spki_sha256},
             )
         NodePin.objects.filter(pk=pin.pk).update(slot=NodePin.CURRENT)

@@ -45,7 +45,12 @@ def _stopping(step: Step) -> Outcome:
     since = dict(step.state.get("since", {}))
     began = datetime.fromisoformat(since.setdefault(str(placement.pk), clock.now().isoformat()))
     late = clock.now() - began > settings().revoke_stop_timeout
-    how = _stop(step, placement, late=late)
+    try:
+        how = _stop(step, placement, late=late)
+    except StepFailed as failure:
+        if failure.final:
+            raise
+        return Wait(_LOOK_SECONDS, {"text": failure.detail}, {"since": since})
     if how is None:
         return Wait(_LOOK_SECONDS, {"text": f"Stopping {placement.model_id}."}, {"since": since})
     with transaction.atomic():
@@ -76,9 +81,9 @@ def _stop(step: Step, placement: Placement, *, late: bool) -> str | None:
         asked = instances.stop(about, f"{step.key()}:{placement.pk}")
         view = instances.look(about) if asked is not None else None
     except StepFailed as failure:
-        if failure.final:
+        if failure.final or not late:
             raise
-        return "taken off a node that cannot be reached" if late else None
+        return "taken off a node that cannot be reached"
     if view is None or view.state in instances.FINAL:
         return "stopped and taken off"
     if late:

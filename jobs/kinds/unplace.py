@@ -46,7 +46,7 @@ def _stopping(step: Step) -> Outcome:
     began = datetime.fromisoformat(since.setdefault(str(placement.pk), clock.now().isoformat()))
     how = _stop(step, placement, clock.now() - began)
     if how is None:
-        text = f"Stopping it on node {placement.node_id_text}."
+        text = _waiting(placement.node_id_text) or f"Stopping it on node {placement.node_id_text}."
         return Wait(settings().moves_poll_interval.total_seconds(), {"text": text}, {"since": since})
     with transaction.atomic():
         apply.take_off(placement, Actor(step.actor), how)
@@ -87,6 +87,15 @@ def _stop(step: Step, placement: Placement, waited: timedelta) -> str | None:
         text = f"The engine on node {placement.node_id_text} did not end within {seconds:.0f} s and stays there."
         raise StepFailed("stop_timeout", f"{text} Try again, or look at the node.", final=True, lines=view.last_lines)
     return None
+
+
+def _waiting(node_id: str) -> str:
+    """Why the node cannot be asked for anything now; "" when it can."""
+    try:
+        node_queries.require_serving(node_id)
+    except MirbadError as error:
+        return f"{error.detail} Waiting for it."
+    return ""
 
 
 def _require_patience(placement: Placement, waited: timedelta, failure: StepFailed) -> None:

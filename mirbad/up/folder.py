@@ -97,8 +97,8 @@ class Lock:
             holder = self._path.read_text().strip() or "unknown"
             os.close(self._descriptor)
             raise CannotStart(
-                f"Mirbad already runs on {self._data} (process {holder}). "
-                "Stop it with Ctrl-C in its terminal, or set MIRBAD_DATA to another folder."
+                f"Mirbad already runs on {self._data} (process {holder}), or is just ending there. "
+                "Stop it with Ctrl-C in its terminal and wait for its end, or set MIRBAD_DATA to another folder."
             ) from error
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"{os.getpid()}\n".encode())

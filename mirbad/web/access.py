@@ -7,17 +7,21 @@ from typing import Any, TypeVar, cast
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 
+from mirbad.kernel.errors import NotFound
 from mirbad.kernel.roles import Role, has_role
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
 def require_role(role: Role) -> Callable[[View], View]:
-    """A page for people of `role` or above: strangers go to the log-in page, others get 403. Takes async views too."""
+    """A page for people of `role` or above: strangers go to the log-in page, others get 403. Takes async views too.
+
+    What a view does not find, and does not answer for itself, is a page that is not there.
+    """
 
     def decorate(view: View) -> View:
         guarded: Any = _guard_async(view, role) if iscoroutinefunction(view) else _guard(view, role)
@@ -30,7 +34,10 @@ def require_role(role: Role) -> Callable[[View], View]:
 def _guard(view: Callable[..., HttpResponseBase], role: Role) -> Callable[..., HttpResponseBase]:
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        return _refusal(request, role) or view(request, *args, **kwargs)
+        try:
+            return _refusal(request, role) or view(request, *args, **kwargs)
+        except NotFound as error:
+            raise Http404(error.detail) from error
 
     return guarded
 
@@ -40,7 +47,10 @@ def _guard_async(
 ) -> Callable[..., Awaitable[HttpResponseBase]]:
     @wraps(view)
     async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        return await sync_to_async(_refusal)(request, role) or await view(request, *args, **kwargs)
+        try:
+            return await sync_to_async(_refusal)(request, role) or await view(request, *args, **kwargs)
+        except NotFound as error:
+            raise Http404(error.detail) from error
 
     return guarded
 

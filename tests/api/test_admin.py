@@ -138,7 +138,7 @@ def test_a_node_is_approved_there_by_the_key_that_was_shown(owner, fleet, identi
     NodePin.objects.filter(node="pc-2").update(spki_sha256="cd" * 32)
     chosen = {"action": "approve", "_selected_action": ["pc-2"], "seen": "yes"}
     refused = owner.client.post(address(Node, "changelist"), {**chosen, **_keys_on(page)}, follow=True)
-    assert "enrolled again with another key" in refused.content.decode()
+    assert "enrolled again with another key since" in refused.content.decode()
     assert Node.objects.get(pk="pc-2").lifecycle == "pending"
     again = _keys_on(act(owner.client, Node, "approve", "pc-2"))
     owner.client.post(address(Node, "changelist"), {**chosen, **again}, follow=True)

@@ -24,7 +24,7 @@ def _routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield route, entry.callback
 
 
-def _all() -> list[tuple[str, Any]]:
+def all_routes() -> list[tuple[str, Any]]:
     return [(route, view) for route, view in _routes(get_resolver().url_patterns) if not route.startswith("admin/")]
 
 
@@ -34,7 +34,7 @@ def _is_open(route: str) -> bool:
 
 def test_every_route_names_a_role() -> None:
     silent = []
-    for route, view in _all():
+    for route, view in all_routes():
         cls = getattr(view, "cls", None)
         if _is_open(route):
             continue
@@ -52,6 +52,6 @@ def test_every_route_names_a_role() -> None:
 
 
 def test_the_open_routes_are_these_and_no_others() -> None:
-    routes = {route for route, _ in _all()}
+    routes = {route for route, _ in all_routes()}
     assert {route for route in OPEN if not route.startswith("agent/bundles")} <= routes
     assert any(route.startswith("agent/bundles") for route in routes)

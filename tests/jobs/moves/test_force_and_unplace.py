@@ -6,7 +6,7 @@ from agent.wire.instances import InstanceState
 from audit.models import AuditLine
 from jobs import moves, requests, unplacing, worker
 from jobs.models import Operation
-from mirbad.kernel.errors import Conflict
+from mirbad.kernel.errors import Conflict, NotFound
 from models_app.errors import ModelBusy
 from models_app.models import Hold, Placement
 from nodes.errors import ConfirmationRequired, NodeOffline
@@ -78,7 +78,7 @@ def test_a_hand_over_whose_source_is_gone_after_the_switch_is_ended_by_force(
 def test_the_confirmation_comes_before_everything_else(fleet, serving, until) -> None:
     asked = []
     with pytest.raises(ConfirmationRequired):
-        moves.force_commit("tiny", "pc-1", PERSON, sure=lambda: asked.append("sure"))
+        moves.force_commit("tiny", " ", PERSON, sure=lambda: asked.append("sure"))
     operation = until(moves.request("tiny", "pc-2", (), PERSON), "starting-target")
     with pytest.raises(ConfirmationRequired):
         moves.force_commit("tiny", "", PERSON, sure=lambda: asked.append("sure"))
@@ -88,6 +88,14 @@ def test_the_confirmation_comes_before_everything_else(fleet, serving, until) ->
     assert asked == ["sure"]
     operation.refresh_from_db()
     assert "forced" not in operation.state
+
+
+def test_what_is_not_being_moved_is_neither_given_up_nor_cancelled(fleet, serving) -> None:
+    with pytest.raises(Conflict, match="is not being moved"):
+        moves.force_commit("tiny", "pc-1", PERSON)
+    for ask in (lambda: moves.force_commit("none", "", PERSON), lambda: moves.cancel("none", PERSON)):
+        with pytest.raises(NotFound, match="There is no model 'none'"):
+            ask()
 
 
 def test_a_source_that_serves_is_not_given_up(fleet, serving, until) -> None:

@@ -134,6 +134,14 @@ def test_the_button_pressed_twice_is_one_move(fleet, serving) -> None:
         moves.request("tiny", "pc-3", (), PERSON)
 
 
+def test_the_button_pressed_twice_at_once_is_one_move(fleet, serving, monkeypatch) -> None:
+    first, look = move(), moves._standing
+    looks = iter([None])
+    monkeypatch.setattr(moves, "_standing", lambda wish: next(looks, look(wish)))
+    assert move().pk == first.pk
+    assert Operation.objects.filter(kind="move").count() == 1
+
+
 def test_a_held_model_is_not_started_stopped_placed_or_deleted_but_saved(fleet, serving) -> None:
     move()
     for act in (requests.start, requests.stop, requests.restart, registry.delete):
