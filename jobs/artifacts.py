@@ -9,7 +9,7 @@ from agent.wire.capability import Feature
 from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, FolderList
 from agent.wire.errors import AgentCode
 from agent.wire.images import PullRequest, PullState, PullView
-from jobs.base import Outcome, Stage, Step
+from jobs.base import Cancelled, Go, Outcome, Stage, Step
 from jobs.errors import StepFailed
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
@@ -195,6 +195,23 @@ def _mutate(step: Step, method: str, path: str, body: WireModel | None, *, key: 
         return _reach(step, lambda: client.call(step.node_id, method, path, body, answer=answer, operation_id=key))
     except AgentRefused as refusal:
         raise _failure(step, refusal) from refusal
+
+
+def check_node(then: str) -> Stage:
+    """The first stage of what a node is asked to bring: goes on to `then` once the node serves."""
+
+    def run(step: Step) -> Outcome:
+        if step.cancel_requested:
+            return Cancelled("Ended before anything was asked of the node.")
+        try:
+            node_queries.require_serving(step.node_id)
+        except MirbadError as error:
+            if not error.retryable:
+                raise
+            raise StepFailed(error.code, f"{error.detail} Waiting for it.", final=False) from error
+        return Go(then, f"Node {step.node_id} is asked for it.")
+
+    return run
 
 
 def patient(stage: Stage) -> Stage:

@@ -7,29 +7,14 @@ from agent.wire.downloads import DownloadSpec, DownloadState
 from audit import log as audit_log
 from jobs import artifacts
 from jobs.base import Cancelled, Done, Go, Kind, Outcome, Step, Wait
-from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.errors import MirbadError
 from mirbad.web import parts
-from nodes import queries as node_queries
 
 NAME = "download"
 CHECKING = "checking"
 DOWNLOADING = "downloading"
 CANCELLING = "cancelling"
-
-
-def _checking(step: Step) -> Outcome:
-    if step.cancel_requested:
-        return Cancelled("Ended before anything was asked of the node.")
-    try:
-        node_queries.require_serving(step.node_id)
-    except MirbadError as error:
-        if not error.retryable:
-            raise
-        raise StepFailed(error.code, f"{error.detail} Waiting for it.", final=False) from error
-    return Go(DOWNLOADING, f"Node {step.node_id} is asked for it.")
 
 
 def _downloading(step: Step) -> Outcome:
@@ -65,7 +50,7 @@ KIND = Kind(
     name=NAME,
     lane="work",
     stages={
-        CHECKING: artifacts.patient(_checking),
+        CHECKING: artifacts.patient(artifacts.check_node(DOWNLOADING)),
         DOWNLOADING: artifacts.patient(_downloading),
         CANCELLING: artifacts.patient(_cancelling),
     },

@@ -7,29 +7,14 @@ from agent.wire.images import PullRequest, PullState
 from audit import log as audit_log
 from jobs import artifacts
 from jobs.base import Cancelled, Done, Go, Kind, Outcome, Step, Wait
-from jobs.errors import StepFailed
 from jobs.states import CANCELLED, FAILED, SUCCEEDED
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.errors import MirbadError
-from nodes import queries as node_queries
 
 NAME = "image-pull"
 CHECKING = "checking"
 PULLING = "pulling"
 CANCELLING = "cancelling"
-
-
-def _checking(step: Step) -> Outcome:
-    if step.cancel_requested:
-        return Cancelled("Ended before anything was asked of the node.")
-    try:
-        node_queries.require_serving(step.node_id)
-    except MirbadError as error:
-        if not error.retryable:
-            raise
-        raise StepFailed(error.code, f"{error.detail} Waiting for it.", final=False) from error
-    return Go(PULLING, f"Node {step.node_id} is asked for it.")
 
 
 def _pulling(step: Step) -> Outcome:
@@ -64,7 +49,7 @@ KIND = Kind(
     name=NAME,
     lane="work",
     stages={
-        CHECKING: artifacts.patient(_checking),
+        CHECKING: artifacts.patient(artifacts.check_node(PULLING)),
         PULLING: artifacts.patient(_pulling),
         CANCELLING: artifacts.patient(_cancelling),
     },

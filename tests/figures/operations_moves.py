@@ -7,17 +7,15 @@ Then the simulated engine, which leaves the processors to the requests.
 import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.figures.apart import run_apart
 from tests.figures.figure import Figure, exactly
 
-ROOT = Path(__file__).resolve().parents[2]
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _REPOSITORY = "acme/smollm2-135m"
 _BEFORE_SECONDS = 4.0
@@ -27,19 +25,7 @@ _TOKENS = 24
 
 def measure() -> Iterator[Figure]:
     """Both ways, each in the same process of its own."""
-    with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("MIRBAD_")}
-        environment = kept | {
-            "MIRBAD_DATA": folder,
-            "MIRBAD_SECRET_KEY": "a secret of the figures, sealed with nothing real",
-            "DATABASE_URL": "",
-            "DJANGO_SETTINGS_MODULE": "mirbad.settings",
-        }
-        command = [sys.executable, "-m", "tests.figures.operations_moves", folder]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the measurement failed: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_apart("tests.figures.operations_moves")
     for model, shown in (("starter", "starter model"), ("sim", "simulated engine")):
         yield from _figures(f"hand-over move of the {shown}", found[model]["handover"], failures_allowed=False)
         yield from _figures(f"stop-first move of the {shown}", found[model]["stop-first"], failures_allowed=True)

@@ -6,9 +6,7 @@ Real agents, engine processes that meet over TCP, the watcher, the loop that reb
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +15,9 @@ from typing import Any
 
 import psutil
 
+from tests.figures.apart import run_apart
 from tests.figures.figure import Figure, exactly, under
 
-ROOT = Path(__file__).resolve().parents[2]
 _NODES = ("n0", "n1", "n2")
 _ROUNDS = 3
 _LONGEST_SECONDS = 60.0
@@ -27,19 +25,7 @@ _LONGEST_SECONDS = 60.0
 
 def measure() -> Iterator[Figure]:
     """In a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("MIRBAD_")}
-        environment = kept | {
-            "MIRBAD_DATA": folder,
-            "MIRBAD_SECRET_KEY": "a secret of the figures, sealed with nothing real",
-            "DATABASE_URL": "",
-            "DJANGO_SETTINGS_MODULE": "mirbad.settings",
-        }
-        command = [sys.executable, "-m", "tests.figures.operations_replicas", folder]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the measurement failed: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_apart("tests.figures.operations_replicas")
     kills = _ROUNDS * len(_NODES)
     yield exactly(f"shards killed of a replica on {len(_NODES)} nodes, whole again", found["whole"], kills)
     yield exactly("shards left over from an earlier start", found["left"], 0)

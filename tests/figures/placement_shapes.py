@@ -11,7 +11,8 @@ from agent.downloads import shape as folder_shape
 from models_app.fit import Estimate, estimate, of_folder, serve_plan
 from tests.bench.services import free_port
 from tests.figures.figure import Figure
-from tests.models_app.fit.public import MODELS, Public, vllm_cache
+from tests.models_app.fit.described import Public, vllm_cache
+from tests.models_app.fit.public import MODELS
 
 _GIB = 1024**3
 _MIB = 1024**2

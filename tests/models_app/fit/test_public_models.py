@@ -4,7 +4,8 @@ import pytest
 
 from agent.wire.shape import GgufModel
 from models_app.fit import estimate, gguf, of_folder, serve_plan
-from tests.models_app.fit.public import MODELS, llama_cache, vllm_cache
+from tests.models_app.fit.described import llama_cache, vllm_cache
+from tests.models_app.fit.public import MODELS
 
 pytestmark = pytest.mark.unit
 
