@@ -1,6 +1,6 @@
 # Mirbad: `make up` runs everything, `make test` passes the tests. See README.md.
 
-.PHONY: help up test check figures lock clean bench-gateway
+.PHONY: help up test check figures lock clean bench-gateway mutants
 .DEFAULT_GOAL := help
 
 PYTHON ?=
@@ -26,6 +26,7 @@ help:
 	@echo "make figures  measure the product (ONLY=name for one figure)"
 	@echo "make lock     compile requirements/*.in with versions and hashes"
 	@echo "make bench-gateway  measure /v1 beside nginx, Caddy, Envoy and LiteLLM"
+	@echo "make mutants  change the code and see whether a test notices (ONLY=part of a module's path)"
 	@echo "make clean    remove what make made; the data folder stays"
 
 up:
@@ -39,6 +40,7 @@ test:
 check:
 	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/djangofmt --quiet --check templates && $(BIN)/djangofmt --quiet check templates
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q -p no:randomly tests/architecture
@@ -57,6 +59,10 @@ lock:
 bench-gateway:
 	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
 	@exec $(BIN)/python -m tests.bench.gateway
+
+mutants:
+	@$(find_python); "$$py" mirbad/up/install.py $(VENV) dev
+	@exec $(BIN)/python -m tests.mutants $(ONLY)
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis tests/.cache

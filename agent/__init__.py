@@ -1,3 +1,3 @@
-"""The agent of a node: runs engines, answers the master over mutual TLS, keeps what it started in sight."""
+"""The agent of a node: runs engines and serves the master's requests over mutual TLS."""
 
 __version__ = "0.1.0"

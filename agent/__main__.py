@@ -1,4 +1,4 @@
-"""``python -m agent``."""
+"""Entry point of ``python -m agent``."""
 
 import sys
 

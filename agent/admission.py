@@ -1,24 +1,26 @@
-"""Whether there is room for one more engine, and whose turn it is to start."""
+"""Admission: the capacity check before a start, and the slots that limit concurrent starts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from agent.common import budget
+from agent.common.budget import GIB
 from agent.config import AgentConfig
 from agent.errors import AgentError
-from agent.wire import budget
-from agent.wire.budget import GIB
 from agent.wire.errors import AgentCode
+from agent.wire.instances import MemoryEstimate
 
-HOST_LANE = "host"
+HOST_SLOT = "host"
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a start will take: host bytes, and bytes per GPU. None is unknown and takes no part in the sum.
+class MemoryNeed:
+    """Memory that a start needs: host bytes, and bytes of all its GPUs. None is unknown and left out of the sum.
 
-    With it come the node's settings for this start: what it leaves alone, and how many may start beside it.
+    `estimate` is the master's, for memory without a budget. The node's settings for this start come with it: its
+    reserves, and its limit of concurrent starts.
     """
 
     host_bytes: int | None
@@ -27,105 +29,155 @@ class Need:
     host_reserve: int | None = None
     gpu_reserve: Mapping[str, int] = field(default_factory=dict)
     max_starts: int | None = None
+    estimate: MemoryEstimate = field(default_factory=MemoryEstimate)
 
     def share(self) -> int | None:
-        """Bytes on each of its GPUs; the budget is split evenly."""
+        """Return the bytes on each of its GPUs: of the budget, which is split evenly, or of the estimate."""
+        if self.gpu_bytes is None:
+            return self.estimate.gpu_bytes if self.gpu_uuids else None
         return budget.share(self.gpu_bytes, len(self.gpu_uuids))
+
+    def on_gpu(self, total: int | None) -> int | None:
+        """Return the bytes that it takes of a GPU of `total` bytes."""
+        return budget.required(self.share(), self.estimate.fraction, total)
+
+    def on_host(self, total: int | None) -> int | None:
+        """Return the bytes that it takes of a host of `total` bytes."""
+        return budget.required(self.host_bytes, None if self.gpu_uuids else self.estimate.fraction, total)
+
+    def least_on_gpu(self) -> int | None:
+        """Return the bytes that suffice on each GPU, because the engine shortens its context; None otherwise."""
+        return self.estimate.gpu_least_bytes if self.gpu_bytes is None else None
 
 
 @dataclass(frozen=True)
-class Room:
-    """What is free now. None is not reported. `gpu_free` is per UUID; `gpu_labels` and `node` are for a person."""
+class NodeCapacity:
+    """Memory that is free now. None is not reported. GPUs are by UUID; `gpu_labels` and `node` are for display."""
 
     host_available: int | None
     host_total: int | None
     gpu_free: dict[str, int | None]
     gpu_labels: dict[str, str]
     node: str = ""
+    gpu_total: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of the node in a check: a GPU, or the host with an empty `uuid`. None is unknown."""
+
+    label: str
+    needed: int | None
+    free: int | None
+    least: int | None = None
+    uuid: str = ""
+
+    @property
+    def is_short(self) -> bool:
+        if self.needed is None or self.free is None or self.needed <= self.free:
+            return False
+        return self.least is None or self.least > self.free
+
+    def to_json(self) -> dict[str, int | str | None]:
+        free = None if self.free is None else max(0, self.free)
+        return {"name": self.label, "gpuUuid": self.uuid or None, "neededBytes": self.needed, "freeBytes": free}
 
 
 def reserve_bytes(config: AgentConfig, total: int | None, setting: int | None = None) -> int:
-    """Host memory that models leave alone. On a small machine the default is a quarter of it.
+    """Return the host memory that models leave free, by the rule that the master judges a fit by."""
+    return budget.host_reserve(total, setting, owner_reserve(config))
 
-    The node's `setting` replaces the default; of it and the machine owner's word the larger counts.
+
+def owner_reserve(config: AgentConfig) -> int | None:
+    """Return the reserve in ``agent.json``, None when it is not set."""
+    return int(config.memory_reserve_gib * GIB) if "memory_reserve_gib" in config.model_fields_set else None
+
+
+def admit(need: MemoryNeed, capacity: NodeCapacity, others: Iterable[MemoryNeed], reserve: int) -> None:
+    """Raise AgentError ADMISSION_REFUSED with the memory that is short and its numbers. Unknown values refuse
+    nothing.
     """
-    reserve = int(config.memory_reserve_gib * GIB)
-    if "memory_reserve_gib" in config.model_fields_set:
-        return max(reserve, setting or 0)
-    if setting is not None:
-        return setting
-    return reserve if total is None else min(reserve, total // 4)
+    parts = tuple(_parts(need, capacity, list(others), reserve))
+    short = next((part for part in parts if part.is_short), None)
+    if short is not None:
+        raise _refusal(capacity, short, parts)
 
 
-def admit(need: Need, room: Room, others: Iterable[Need], reserve: int) -> None:
-    """AgentError ADMISSION_REFUSED, naming the part that is short and its numbers. What is unknown refuses nothing."""
-    waiting = list(others)
-    taken = sum(other.host_bytes or 0 for other in waiting)
-    free = budget.usable(room.host_available, reserve, taken)
-    if need.host_bytes is not None and free is not None and need.host_bytes > free:
-        raise _refusal(room, "host memory", need.host_bytes, free, None)
-    share = need.share()
-    if share is None:
-        return
+def _parts(need: MemoryNeed, capacity: NodeCapacity, starting: list[MemoryNeed], reserve: int) -> Iterator[_Part]:
+    total = capacity.host_total
+    taken = sum(other.on_host(total) or 0 for other in starting)
+    yield _Part("host memory", need.on_host(total), budget.usable(capacity.host_available, reserve, taken))
     for uuid in need.gpu_uuids:
-        taken = sum(other.share() or 0 for other in waiting if uuid in other.gpu_uuids)
-        free = budget.usable(room.gpu_free.get(uuid), need.gpu_reserve.get(uuid), taken)
-        if free is not None and share > free:
-            raise _refusal(room, room.gpu_labels.get(uuid, uuid), share, free, uuid)
+        total = capacity.gpu_total.get(uuid)
+        taken = sum(other.on_gpu(total) or 0 for other in starting if uuid in other.gpu_uuids)
+        yield _Part(
+            label=capacity.gpu_labels.get(uuid, uuid),
+            needed=need.on_gpu(total),
+            free=budget.usable(capacity.gpu_free.get(uuid), need.gpu_reserve.get(uuid), taken),
+            least=need.least_on_gpu(),
+            uuid=uuid,
+        )
 
 
-def _refusal(room: Room, part: str, needed: int, free: int, gpu: str | None) -> AgentError:
-    where = f" on node {room.node}" if room.node else ""
+def _refusal(capacity: NodeCapacity, short: _Part, parts: Iterable[_Part]) -> AgentError:
+    where = f" on node {capacity.node}" if capacity.node else ""
+    label = f"memory of {short.label}" if short.uuid else short.label
+    needed, free = short.needed or 0, max(0, short.free or 0)
     detail = (
-        f"Not enough memory: the model needs about {needed / GIB:.1f} GiB and {max(0, free) / GIB:.1f} GiB can be used"
-        f"{where} ({part}). Stop another model, choose a smaller budget, or start it anyway."
+        f"Not enough {label}{where}: the model needs about {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB is "
+        "available. Stop another model, reduce the memory budget, or start anyway."
     )
-    fields = {"part": "gpu" if gpu else "host", "neededBytes": needed, "freeBytes": max(0, free), "gpuUuid": gpu}
+    fields = {
+        "part": "gpu" if short.uuid else "host",
+        "neededBytes": needed,
+        "freeBytes": free,
+        "gpuUuid": short.uuid or None,
+        "parts": [part.to_json() for part in parts],
+    }
     return AgentError(AgentCode.ADMISSION_REFUSED, detail, fields)
 
 
-class Starts:
-    """One start at a time on each GPU, one for models without a GPU, and a limit for the node.
+class StartSlots:
+    """Slots for starts: one start at a time on each GPU, one for models without a GPU, and a limit for the node.
 
-    A start holds its lanes from its turn until it is ready or has failed, because only then is what it takes seen in
-    what is free.
+    A start holds its slots until it is ready or has failed: only then is its memory visible in the free memory.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._held: dict[str, tuple[frozenset[str], Need]] = {}
-        self._moved = asyncio.Condition()
+        self._held: dict[str, tuple[frozenset[str], MemoryNeed]] = {}
+        self._released = asyncio.Condition()
 
-    def try_take(self, key: str, lanes: frozenset[str], need: Need, *, force: bool = False) -> bool:
-        """Take the lanes if they are free. With `force` take them anyway (an engine that was found starting)."""
+    def try_take(self, key: str, slots: frozenset[str], need: MemoryNeed, *, force: bool = False) -> bool:
+        """Take the slots if they are free. `force` takes them anyway (for an engine that was found starting)."""
         if key in self._held:
             return True
-        busy = any(lanes & held for held, _ in self._held.values())
+        busy = any(slots & held for held, _ in self._held.values())
         limits = [limit for limit in (self.limit, need.max_starts) if limit is not None]
         full = bool(limits) and len(self._held) >= min(limits)
         if (busy or full) and not force:
             return False
-        self._held[key] = (lanes, need)
+        self._held[key] = (slots, need)
         return True
 
-    def others(self, key: str) -> list[Need]:
-        """What the other starts in progress will take."""
+    def others(self, key: str) -> list[MemoryNeed]:
+        """Return the needs of the other starts in progress."""
         return [need for holder, (_, need) in self._held.items() if holder != key]
 
-    async def take(self, key: str, lanes: frozenset[str], need: Need) -> None:
-        """Wait for the lanes."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.try_take(key, lanes, need))
+    async def take(self, key: str, slots: frozenset[str], need: MemoryNeed) -> None:
+        """Wait for the slots and take them."""
+        async with self._released:
+            await self._released.wait_for(lambda: self.try_take(key, slots, need))
 
     async def release(self, key: str) -> None:
-        """Let the next one start. Nothing when `key` holds no lane."""
+        """Free the slots of `key` and wake the next start. Does nothing when `key` holds none."""
         if self._held.pop(key, None) is not None:
-            async with self._moved:
-                self._moved.notify_all()
+            async with self._released:
+                self._released.notify_all()
 
     @asynccontextmanager
     async def held(self, key: str) -> AsyncIterator[None]:
-        """Release at the end, whatever happens."""
+        """Release the slots of `key` on exit."""
         try:
             yield
         finally:

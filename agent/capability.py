@@ -1,4 +1,4 @@
-"""``capabilities``: what this node is and can do, in one message."""
+"""``capabilities``: the hardware and the abilities of this node, in one message."""
 
 import asyncio
 import logging
@@ -8,43 +8,46 @@ import shutil
 import socket
 from pathlib import Path
 
+from agent import admission, model_folders, patience, unreadable
+from agent.common import budget, reason
+from agent.common.budget import GIB
 from agent.config import AgentConfig
-from agent.deliveries import docker_engine
-from agent.deliveries.docker_engine import EngineState
-from agent.downloads.folders import origin
+from agent.deliveries import confinement, docker_engine
+from agent.deliveries.docker_engine import DockerState
+from agent.model_folders import Listing
 from agent.runtimes import RUNTIMES
-from agent.runtimes.source import files_of
-from agent.telemetry import fabrics, host, links, memory
+from agent.telemetry import cores, fabrics, gpu, host, links, memory
 from agent.telemetry.nvml import Card, Cards
-from agent.wire.budget import GIB
 from agent.wire.capability import (
     Capabilities,
     Delivery,
     Feature,
-    FolderFile,
     GpuCapability,
     MemoryModel,
-    ModelFolder,
     Runtime,
     RuntimeCapability,
 )
 
-_MAX_FOLDERS = 500
-_MAX_LISTED_FILES = 200
+_ROOT_SECONDS = 3.0
 
 _log = logging.getLogger("mirbad.agent.capability")
-_told_unwritable: set[Path] = set()
+_warned_unwritable: set[Path] = set()
 
 
 async def read_capabilities(config: AgentConfig) -> Capabilities:
-    """Read all of it now. What cannot be read is None or a problem in words; nothing raises."""
-    look = await memory.look(config)
-    container = await docker_engine.look(config.docker_host)
-    return await asyncio.to_thread(_assemble, config, look, container)
+    """Read the capabilities now. An unreadable part is None or a problem in a sentence; nothing raises."""
+    reading, container, listing = await asyncio.gather(
+        memory.read(config),
+        docker_engine.read_state(config.docker_host),
+        asyncio.to_thread(model_folders.of_node, config),
+    )
+    return await asyncio.to_thread(_assemble, config, reading, container, listing)
 
 
-def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) -> Capabilities:
-    cards, problem, decision = look.cards, look.problem, look.decision
+def _assemble(
+    config: AgentConfig, reading: memory.GpuReading, container: DockerState, listing: Listing
+) -> Capabilities:
+    cards, problem, decision = reading.cards, reading.problem, reading.decision
     runtimes = tuple(
         _runtime(config, runtime, delivery, container, bool(cards and cards.cards))
         for runtime in RUNTIMES
@@ -52,13 +55,17 @@ def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) ->
     )
     gpus = tuple(_gpu(card, cards) for card in (cards.cards if cards else ()))
     stated = fabrics.warnings(config.fabrics, config.state_dir, config.sysfs_root)
-    warnings = (*_warnings(config), *links.warnings(gpus), *stated)
+    slow = reason.coded("pcie_link_slow", links.warnings(gpus))
+    late = reason.coded("gpu_driver_slow", filter(None, (gpu.slow_warning(),)))
+    open_ = reason.coded("engines_have_internet", _network_warnings(config, container))
+    unusable = reason.coded("fabric_unusable", stated)
+    warnings = (*_warnings(config, listing), *open_, *slow, *late, *unusable)
     healthy = not warnings and all(item.problem is None for item in gpus)
     return Capabilities(
         os=_os_name(),
         arch=platform.machine(),
         hostname=socket.gethostname(),
-        cpu_count=os.cpu_count() or 1,
+        cpu_count=cores.usable_cpus(),
         memory_bytes=host.total_memory_bytes() or 0,
         memory_model=decision.model,
         memory_model_reason=decision.reason,
@@ -66,20 +73,18 @@ def _assemble(config: AgentConfig, look: memory.Look, container: EngineState) ->
         gpu_problem=problem,
         runtimes=runtimes,
         features=_features(config, decision.model, container),
-        folders=list_folders(config.models_root),
+        folders=listing.folders,
         models_root=str(config.models_root),
         allow_tag_pulls=config.allow_tag_pulls,
-        memory_reserve_bytes=_owner_reserve(config),
+        memory_reserve_bytes=admission.owner_reserve(config),
         approved_images=config.approved_images,
+        allowed_args=config.allowed_args,
+        allowed_env=config.allowed_env,
         warnings=warnings,
+        warning_codes=reason.codes(warnings),
         fabrics=fabrics.capabilities(config.fabrics, config.state_dir, config.sysfs_root),
         health="ok" if healthy else "degraded",
     )
-
-
-def _owner_reserve(config: AgentConfig) -> int | None:
-    """What ``agent.json`` keeps from models, None when its owner says nothing."""
-    return int(config.memory_reserve_gib * GIB) if "memory_reserve_gib" in config.model_fields_set else None
 
 
 def _os_name() -> str:
@@ -95,7 +100,7 @@ def _gpu(card: Card, cards: Cards | None) -> GpuCapability:
         index=card.index,
         name=card.name,
         memory_bytes=card.total_bytes,
-        # What cannot be read is not shared: only a part without memory of its own says "not supported".
+        # An unreadable card is not taken for integrated: only an integrated one answers "not supported".
         shares_host_memory=None if card.problem else card.integrated if card.total_bytes is None else False,
         compute_capability=card.compute_capability,
         driver_version=cards.driver_version if cards else None,
@@ -104,11 +109,14 @@ def _gpu(card: Card, cards: Cards | None) -> GpuCapability:
         pcie=links.to_wire(card.link),
         lost=card.lost,
         problem=card.problem,
+        problem_code=card.code,
+        recovery=card.recovery,
+        xid=card.xid,
     )
 
 
 def _runtime(
-    config: AgentConfig, runtime: Runtime, delivery: Delivery, container: EngineState, has_gpus: bool
+    config: AgentConfig, runtime: Runtime, delivery: Delivery, container: DockerState, has_gpus: bool
 ) -> RuntimeCapability:
     found = RUNTIMES[runtime].availability(config, delivery)
     problem = found.problem
@@ -119,16 +127,17 @@ def _runtime(
     )
 
 
-def _no_gpus_in_containers(runtime: Runtime, container: EngineState, has_gpus: bool) -> str | None:
+def _no_gpus_in_containers(runtime: Runtime, container: DockerState, has_gpus: bool) -> str | None:
     if runtime is Runtime.VLLM and has_gpus and container.gives_gpus is False:
         return docker_engine.NO_TOOLKIT
     return None
 
 
-def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -> tuple[Feature, ...]:
-    """What is offered beyond the base. Four flags are of nodes with discrete GPUs alone; a unified node has none."""
+def _features(config: AgentConfig, model: MemoryModel, container: DockerState) -> tuple[Feature, ...]:
+    """Return the features beyond the base. Four of them apply to nodes with discrete GPUs only."""
     features = [Feature.DELIVERY_PROCESS, Feature.FOLDERS, Feature.FOLDER_SHAPES, Feature.PKI_ROTATE]
     features += [Feature.DOWNLOADS, Feature.IMAGES, Feature.REPLICAS_SHARDS]
+    features += [Feature.AUDIT_WITNESS, Feature.AUDIT_BREAKS]
     if container.problem is None:
         features.append(Feature.DELIVERY_CONTAINER)
     if model is MemoryModel.DISCRETE:
@@ -138,66 +147,74 @@ def _features(config: AgentConfig, model: MemoryModel, container: EngineState) -
     return tuple(features)
 
 
-def _warnings(config: AgentConfig) -> tuple[str, ...]:
-    return (*_root_warnings(config.models_root), *path_warnings(config))
+def _warnings(config: AgentConfig, listing: Listing) -> tuple[str, ...]:
+    root = (listing.problem,) if listing.problem else _root_warnings(config.models_root)
+    return (
+        *reason.coded("models_root_unusable", root),
+        *listing.changed,
+        *reason.coded("program_missing", path_warnings(config)),
+        *reason.coded("reserve_too_large", _reserve_warnings(config)),
+        *reason.coded("engines_unconfined", _confinement_warnings(config)),
+    )
+
+
+def _network_warnings(config: AgentConfig, container: DockerState) -> tuple[str, ...]:
+    if container.problem is not None or container.isolates or config.engine_internet:
+        return ()
+    text = (
+        "Containers of engines have the internet: Docker without root, or Docker Desktop, cannot keep it from them. "
+        "Use Docker Engine, or set engine_internet in agent.json to accept it."
+    )
+    return (text,)
+
+
+def _confinement_warnings(config: AgentConfig) -> tuple[str, ...]:
+    """Return a warning for each thing that engines can reach because this machine cannot keep it from them."""
+    return confinement.means(config).problems
+
+
+def _reserve_warnings(config: AgentConfig) -> tuple[str, ...]:
+    owner, total = admission.owner_reserve(config), host.total_memory_bytes()
+    if not budget.reserves_all(owner, total):
+        return ()
+    quarter = budget.host_reserve(total) / GIB
+    warning = (
+        f"memory_reserve_gib in agent.json is {config.memory_reserve_gib:g} GiB, all memory of this node, so "
+        f"{quarter:.1f} GiB are reserved instead. Remove it, or set less."
+    )
+    return (warning,)
 
 
 def path_warnings(config: AgentConfig) -> tuple[str, ...]:
-    """Paths in agent.json that lead to no program: said at join and by the node, not first at a launch."""
+    """Return a warning for each program in ``agent.json`` that does not exist, at join and in the node's warnings."""
     found = []
     for runtime, given in ((Runtime.LLAMA_CPP, config.llama_server), (Runtime.VLLM, config.vllm_command)):
         problem = RUNTIMES[runtime].availability(config, Delivery.PROCESS).problem if given else None
         if problem is not None:
             found.append(problem)
-    # A bare name may be missing: a machine without GPUs has no such program.
+    # A bare name may be missing: a machine without GPUs has no nvidia-smi.
     if "/" in config.nvidia_smi and shutil.which(config.nvidia_smi) is None:
-        found.append(f"{config.nvidia_smi} (nvidia_smi in agent.json) is not a program on this node.")
+        found.append(f"{config.nvidia_smi} (nvidia_smi in agent.json) does not exist on this node.")
     return tuple(found)
 
 
 def _root_warnings(root: Path) -> tuple[str, ...]:
+    try:
+        return patience.within(_ROOT_SECONDS, f"models root {root}", lambda: _root_state(root))
+    except OSError as error:
+        return (unreadable.why(root, error),)
+
+
+def _root_state(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
-        return (f"The models root {root} does not exist on this node; create it, or set models_root in agent.json.",)
+        return (f"The models root {root} does not exist on this node. Create it, or set models_root in agent.json.",)
     if not os.access(root, os.W_OK | os.X_OK):
-        warning = f"The agent (uid {os.getuid()}) cannot write the models root {root}; downloads cannot be kept there."
-        if root not in _told_unwritable:
-            _told_unwritable.add(root)
+        warning = (
+            f"The agent (uid {os.getuid()}) cannot write to the models root {root}, so downloads fail. Make it "
+            "writable for the agent's user, and add it to ReadWritePaths of the agent's unit."
+        )
+        if root not in _warned_unwritable:
+            _warned_unwritable.add(root)
             _log.warning("%s", warning, extra={"id": 2630})
         return (warning,)
     return ()
-
-
-def list_folders(root: Path) -> tuple[ModelFolder, ...]:
-    """Model folders under `root`, links followed, at most 500 with at most 200 files named each. Blocking."""
-    try:
-        entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
-    except OSError:
-        return ()
-    return tuple(folder for entry in entries[:_MAX_FOLDERS] if (folder := _folder(entry)) is not None)
-
-
-def _folder(path: Path) -> ModelFolder | None:
-    if not path.is_dir():
-        return None
-    files: list[FolderFile] = []
-    truncated = False
-    for file in files_of(path):
-        if len(files) >= _MAX_LISTED_FILES:
-            truncated = True
-            break
-        try:
-            size = file.stat().st_size
-        except OSError:
-            continue
-        files.append(FolderFile(path=str(file.relative_to(path)), size_bytes=size))
-    total = sum(file.size_bytes for file in files)
-    repository, commit, missing = origin(path)
-    return ModelFolder(
-        name=path.name,
-        files=tuple(files),
-        total_bytes=total,
-        truncated=truncated,
-        repository=repository,
-        commit=commit,
-        missing=missing,
-    )

@@ -1,4 +1,4 @@
-"""``mirbad-agent``: join, serve, status, stop-all. Exit 0 done, 1 not done and why, 2 a wrong command line."""
+"""The commands of ``mirbad-agent``. Exit 0 is success, 1 a failure with its reason, 2 wrong usage."""
 
 import argparse
 import asyncio
@@ -14,26 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agent import __version__
-from agent.config import DEFAULT_CONFIG, AgentConfig, BadConfig, read_config
-from agent.enrol import JoinFailed, JoinOrder, existing, join
+from agent import __version__, witness_status
+from agent.config import DEFAULT_CONFIG, AgentConfig, BadAgentConfig, read_config
+from agent.enroll import JoinFailed, JoinRequest, existing, join
 from agent.fabrics import BadFabric, Fabric, parse, resolve
 from agent.fence import BrokenFence, held_claim
-from agent.identity import BrokenIdentity, Identity, IdentityStore, MissingIdentity, in_groups
+from agent.identity import AgentIdentityBroken, Identity, IdentityStore, MissingIdentity, in_groups
 from agent.server import logs
 from agent.state import Locked, ensure_private_dir, exclusive, is_locked
-from agent.telemetry.fabrics import capabilities as told
+from agent.telemetry.fabrics import capabilities as fabric_capabilities
 from agent.telemetry.fabrics import keep
 from agent.wire.capability import Capabilities
 from agent.wire.enroll import GpuSummary, MachineSummary
-from agent.wire.instances import InstanceView
 
 TOKEN_VARIABLE = "MIRBAD_JOIN_TOKEN"  # noqa: S105  the name of a variable, not a token
 _MACHINE_SECONDS = 20.0
 
 
 class CommandFailed(Exception):
-    """The command did not do what was asked; the text is for the person at the terminal."""
+    """The command failed; the text is for the person at the terminal."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -51,27 +50,27 @@ def _complain(line: str) -> None:
 class _RefuseToken(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.error(
-            f"a token on the command line would show in the process list; give it in {TOKEN_VARIABLE} or at the prompt"
+            f"a token on the command line is visible to others. Set {TOKEN_VARIABLE}, or enter it at the prompt"
         )
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="mirbad-agent", description="The agent of a Mirbad node.")
     parser.add_argument("--version", action="version", version=f"mirbad-agent {__version__}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--config", type=Path, help=f"the agent's configuration (default {DEFAULT_CONFIG})")
-    shared.add_argument("--state-dir", type=Path, help="where identity and records live, instead of agent.json's")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{join,serve,status,stop-all}")
+    shared.add_argument("--state-dir", type=Path, help="folder for identity and records; overrides agent.json")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="{join,serve,status,accept-root,stop-all}")
 
     verb = verbs.add_parser("join", parents=[shared], help="join a master, or re-pair with it")
     verb.add_argument("--enroll-url", required=True, help="https://master:8443")
-    verb.add_argument("--ca-hash", required=True, help="sha256:… of the master's CA; several with commas")
+    verb.add_argument("--ca-hash", required=True, help="sha256:… of the master's CA; separate several by commas")
     verb.add_argument("--node-id", required=True)
-    verb.add_argument("--address", help="where the master should dial this agent, when not where the join comes from")
-    verb.add_argument("--port", type=int, help="the agent's port, instead of agent.json's")
-    verb.add_argument("--rekey", action="store_true", help="a new key for a node that the master knows")
-    verb.add_argument("--node-uid", help="with --rekey, when the state folder is lost")
+    verb.add_argument("--address", help="address where the master connects; default: the address of the join")
+    verb.add_argument("--port", type=int, help="port of the agent; overrides agent.json")
+    verb.add_argument("--rekey", action="store_true", help="replace the key of a known node")
+    verb.add_argument("--node-uid", help="with --rekey, after the state folder was lost")
     verb.add_argument(
         "--fabric",
         action="append",
@@ -82,21 +81,24 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument("--token", action=_RefuseToken, help=argparse.SUPPRESS)
     verb.set_defaults(run=_join)
 
-    verb = verbs.add_parser("serve", parents=[shared], help="run engines and answer the master")
+    verb = verbs.add_parser("serve", parents=[shared], help="run engines and serve the master")
     verb.set_defaults(run=_serve)
 
-    verb = verbs.add_parser("status", parents=[shared], help="what this machine's agent is, without asking it")
+    verb = verbs.add_parser("status", parents=[shared], help="show the state of this machine's agent")
     verb.add_argument("--json", action="store_true", dest="as_json")
     verb.set_defaults(run=_status)
 
-    verb = verbs.add_parser("stop-all", parents=[shared], help="end the engines of this agent, after it has ended")
+    verb = verbs.add_parser("accept-root", parents=[shared], help="use the models root as it is now, after it changed")
+    verb.set_defaults(run=_accept_root)
+
+    verb = verbs.add_parser("stop-all", parents=[shared], help="stop all engines after the agent has stopped")
     verb.add_argument("--grace", type=float, default=10.0, help="seconds before an engine is killed (default 10)")
     verb.set_defaults(run=_stop_all)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code."""
+    """Run one command, and return the exit code."""
     arguments = make_parser().parse_args(argv)
     try:
         config = _config(arguments)
@@ -108,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandFailed as error:
         _complain(str(error))
         return error.code
-    except (JoinFailed, MissingIdentity, BrokenIdentity, BrokenFence) as error:
+    except (JoinFailed, MissingIdentity, AgentIdentityBroken, BrokenFence) as error:
         _complain(str(error))
         return 1
     except OSError as error:
@@ -122,10 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _config(arguments: argparse.Namespace) -> AgentConfig:
     path: Path = arguments.config or DEFAULT_CONFIG
     if arguments.config is not None and not path.is_file():
-        raise CommandFailed(f"there is no configuration file {path}", 2)
+        raise CommandFailed(f"configuration file {path} not found", 2)
     try:
         config = read_config(path)
-    except BadConfig as error:
+    except BadAgentConfig as error:
         raise CommandFailed(str(error), 2) from error
     if arguments.state_dir is not None:
         config = config.model_copy(update={"state_dir": arguments.state_dir.absolute()})
@@ -134,15 +136,15 @@ def _config(arguments: argparse.Namespace) -> AgentConfig:
     return config
 
 
-def _already(state: Path, order: JoinOrder) -> int | None:
-    """Say that the join was done before, and the exit code; None when it has to be made."""
+def _already(state: Path, options: JoinRequest) -> int | None:
+    """Report a join that was done before, and return the exit code; None when it must be made."""
     store = IdentityStore(state)
     uid = _uid_of(store)
     claimed = uid is not None and held_claim(state, uid) is not None
-    identity = existing(store, order, claimed=claimed)
+    identity = existing(store, options, claimed=claimed)
     if identity is None:
         return None
-    _say(f"This machine is already node {identity.node_id} of that master; nothing was changed.")
+    _say(f"This machine is already node {identity.node_id} of that master. Nothing was changed.")
     _say_fingerprint(identity)
     if not claimed:
         _say("It waits for approval on the master's Nodes page. If it was rejected there, join with a new token.")
@@ -152,23 +154,23 @@ def _already(state: Path, order: JoinOrder) -> int | None:
 def _uid_of(store: IdentityStore) -> str | None:
     try:
         identity = store.load_if_any()
-    except BrokenIdentity:
+    except AgentIdentityBroken:
         return None
     return identity.node_uid if identity else None
 
 
 def _token() -> str:
     if not sys.stdin.isatty():
-        raise CommandFailed(f"give the join token in {TOKEN_VARIABLE}, or run this on a terminal to be asked", 2)
+        raise CommandFailed(f"set the join token in {TOKEN_VARIABLE}, or run this on a terminal", 2)
     if not (token := "".join(getpass.getpass("Join token: ").split())):
         raise CommandFailed("the join token is empty", 2)
     return token
 
 
 def _fabrics(statements: Sequence[str], config: AgentConfig) -> tuple[Fabric, ...]:
-    """What the command states, with the adapters found out, before anything is sent or written."""
+    """Return the fabrics of the command with their adapters, before anything is sent or written."""
     if statements and config.fabrics:
-        raise CommandFailed("agent.json states the fabrics of this machine already; change them there", 2)
+        raise CommandFailed("agent.json already sets the fabrics of this machine. Change them there", 2)
     try:
         return resolve(parse(statements), config.sysfs_root)
     except BadFabric as error:
@@ -182,7 +184,7 @@ def _keep_fabrics(state: Path, fabrics: tuple[Fabric, ...]) -> None:
 
 
 def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
-    order = JoinOrder(
+    options = JoinRequest(
         enroll_url=arguments.enroll_url,
         ca_hash=arguments.ca_hash,
         node_id=arguments.node_id,
@@ -192,25 +194,25 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
         rekey=arguments.rekey,
         node_uid=arguments.node_uid,
     )
-    if order.node_uid and not order.rekey:
+    if options.node_uid and not options.rekey:
         raise CommandFailed("--node-uid is for --rekey only", 2)
     stated = _fabrics(arguments.fabric, config)
     state = ensure_private_dir(config.state_dir)
     try:
         with exclusive(state / "join.lock"):
-            if (done := _already(state, order)) is not None:
+            if (done := _already(state, options)) is not None:
                 _keep_fabrics(state, stated)
                 return done
             capabilities = asyncio.run(_capabilities(config))
-            order = replace(order, token=order.token or _token(), machine=_machine(capabilities))
-            identity = join(order, state)
+            options = replace(options, token=options.token or _token(), machine=_machine(capabilities))
+            identity = join(options, state)
             _keep_fabrics(state, stated)
     except Locked as error:
-        raise CommandFailed(f"another join runs on {state} (process {error.holder})") from error
+        raise CommandFailed(f"another join uses {state} (process {error.holder})") from error
     _say(f"Enrolled as node {identity.node_id} ({identity.node_uid}).")
     _say_fingerprint(identity)
     _say_engines(capabilities)
-    if order.rekey:
+    if options.rekey:
         _say("A node that was approved stays approved. A running agent takes the new identity within seconds.")
     else:
         _say("Now approve the node on the master's Nodes page; compare the fingerprint above.")
@@ -219,19 +221,19 @@ def _join(arguments: argparse.Namespace, config: AgentConfig) -> int:
 
 
 async def _capabilities(config: AgentConfig) -> Capabilities | None:
-    """What this machine is and can do. A driver that hangs does not stop a join."""
+    """Return the capabilities of this machine. A driver that hangs does not stop a join."""
     from agent.capability import read_capabilities
 
     try:
         async with asyncio.timeout(_MACHINE_SECONDS):
             return await read_capabilities(config)
     except TimeoutError:
-        _complain("the GPUs of this machine did not answer; the join goes on without naming them")
+        _complain("the GPUs of this machine do not respond; joining without them")
         return None
 
 
 def _machine(capabilities: Capabilities | None) -> MachineSummary:
-    """What a person is shown who approves this node."""
+    """Return the summary for the person who approves this node."""
     gpus = capabilities.gpus[:64] if capabilities else ()
     return MachineSummary(
         os=_os_name()[:120],
@@ -245,7 +247,7 @@ def _machine(capabilities: Capabilities | None) -> MachineSummary:
 
 
 def _say_engines(capabilities: Capabilities | None) -> None:
-    """Which engines can run here, and of the others why not: now, and not first when a model is started."""
+    """Print which engines can run here, and why others cannot: at the join, not only when a model starts."""
     if capabilities is None:
         return
     able = [f"{item.runtime} ({item.delivery})" for item in capabilities.runtimes if item.available]
@@ -284,7 +286,7 @@ def _serve(arguments: argparse.Namespace, config: AgentConfig) -> int:
             loop.add_signal_handler(name, stop.set)
         await serve(config, stop)
 
-    IdentityStore(config.state_dir).load()  # said before the folder or a lock is made
+    IdentityStore(config.state_dir).load()  # reported before the folder or a lock is created
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
@@ -292,7 +294,7 @@ def _serve(arguments: argparse.Namespace, config: AgentConfig) -> int:
         raise CommandFailed(str(error)) from error
     except Locked as error:
         raise CommandFailed(
-            f"another mirbad-agent serves from {config.state_dir} (process {error.holder}); stop it first"
+            f"another mirbad-agent uses {config.state_dir} (process {error.holder}). Stop it first"
         ) from error
     return 0
 
@@ -304,7 +306,7 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
         if arguments.as_json:
             _say(json.dumps({"joined": False, "stateDir": str(config.state_dir)}))
             return 0
-        _say(f"Not joined ({config.state_dir}). Run the join command that the master's Nodes page shows.")
+        _say(f"Not joined ({config.state_dir}). Run the join command from the master's Nodes page.")
         return 1
     facts = _facts(identity, config)
     if arguments.as_json:
@@ -316,6 +318,8 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
     _say(f"Certificate      {'EXPIRED on' if identity.has_expired else 'until'} {identity.not_after}")
     _say(f"Agent            {'running' if facts['serving'] else 'not running'}, port {config.port}")
     _say(f"Claimed by       {'epoch {epoch} of {instanceId}'.format(**claim) if claim else 'no master yet'}")
+    for line in witness_status.lines(facts["witness"]):
+        _say(line)
     for fabric in facts["fabrics"]:
         _say(f"Fabric           {fabric['name']}: {fabric['problem'] or ', '.join(fabric['adapters'])}")
     for instance in facts["instances"]:
@@ -324,6 +328,7 @@ def _status(arguments: argparse.Namespace, config: AgentConfig) -> int:
 
 
 def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
+    from agent.running.record import stored_views
     from agent.server.serve import LOCK_FILE
 
     claim = held_claim(config.state_dir, identity.node_uid)
@@ -339,23 +344,23 @@ def _facts(identity: Identity, config: AgentConfig) -> dict[str, Any]:
         "masterSpki": identity.master.to_wire(),
         "heldClaim": claim.to_wire() if claim else None,
         "port": config.port,
-        "fabrics": [fabric.to_wire() for fabric in told(config.fabrics, config.state_dir, config.sysfs_root)],
+        "fabrics": [
+            fabric.to_wire() for fabric in fabric_capabilities(config.fabrics, config.state_dir, config.sysfs_root)
+        ],
+        "witness": witness_status.facts(config.state_dir, identity.node_uid),
         "serving": is_locked(config.state_dir / LOCK_FILE),
-        "instances": [view.to_wire() for view in _stored_views(config.state_dir)],
+        "instances": [view.to_wire() for view in stored_views(config.state_dir)],
     }
 
 
-def _stored_views(state_dir: Path) -> tuple[InstanceView, ...]:
-    """The engines as they were last written down."""
-    from agent.running.record import Records
+def _accept_root(arguments: argparse.Namespace, config: AgentConfig) -> int:
+    from agent import models_root
 
-    if not (state_dir / "instances").is_dir():
-        return ()
-    records = Records(state_dir)
-    try:
-        return tuple(record.view(None, None) for record in asyncio.run(records.load()))
-    finally:
-        records.close()
+    if not models_root.accept(config):
+        _say(f"Nothing to accept: the agent in {config.state_dir} remembers no other models root {config.models_root}.")
+        return 0
+    _say(f"Accepted: {config.models_root} counts as it is now. A running agent notices within seconds.")
+    return 0
 
 
 def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
@@ -380,6 +385,6 @@ def _stop_all(arguments: argparse.Namespace, config: AgentConfig) -> int:
         with exclusive(config.state_dir / LOCK_FILE):
             stopped = asyncio.run(run())
     except Locked as error:
-        raise CommandFailed(f"the agent still runs (process {error.holder}); stop it first") from error
-    _say(f"Ended: {', '.join(stopped)}" if stopped else "No engine was running.")
+        raise CommandFailed(f"the agent is still running (process {error.holder}). Stop it first") from error
+    _say(f"Stopped: {', '.join(stopped)}" if stopped else "No engine was running.")
     return 0

@@ -7,31 +7,37 @@ from pathlib import Path
 
 
 def now() -> datetime:
-    """The present moment, aware, in UTC."""
+    """Return the current time in UTC, aware."""
     return datetime.now(UTC)
 
 
 def now_text() -> str:
-    """The present moment as RFC 3339 with milliseconds, as it goes on the wire."""
-    return now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return the current time as RFC 3339 with milliseconds, the format of the wire."""
+    return as_text(now())
+
+
+def as_text(moment: datetime) -> str:
+    """Return a moment as `now_text` does."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def monotonic() -> float:
-    """Seconds of a clock that never goes back."""
+    """Return the seconds of a clock that never goes back."""
     return time.monotonic()
 
 
 @cache
 def boot_id() -> str:
-    """The id of this boot of the machine, which `monotonic` and process ids belong to."""
+    """Return the id of this boot of the machine, in which `monotonic` and process ids are valid."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @cache
 def init_ticks() -> int | None:
-    """When the first process of this machine, or of the container that it is, began: a restart of it changes this.
+    """Return the start time of the first process of this machine, or of its container; a restart of it changes the
+    value.
 
-    None where that process cannot be seen.
+    None where that process is not visible.
     """
     try:
         return int(Path("/proc/1/stat").read_text(errors="replace").rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""``agent.json``: what the owner of a machine decides about its agent."""
+"""``agent.json``: the settings of an agent by the owner of the machine."""
 
 import json
 import shlex
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agent import fabrics
-from agent.wire import images
+from agent.common import image_rules
+from agent.common.engine_settings import ENGINES
+from agent.common.engine_settings.check import is_managed
 from agent.wire.capability import MemoryModel
 
 DEFAULT_CONFIG = Path("/etc/mirbad-agent/agent.json")
@@ -18,14 +20,14 @@ DEFAULT_STATE = Path("/var/lib/mirbad-agent")
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class BadConfig(Exception):
-    """``agent.json`` cannot be used; the text says which field and what to change."""
+class BadAgentConfig(Exception):
+    """``agent.json`` cannot be used; the text names the field and the fix."""
 
 
 def _approved(text: str) -> str:
     try:
-        image = images.parse(text)
-    except images.BadImage as error:
+        image = image_rules.parse(text)
+    except image_rules.BadImage as error:
         raise ValueError(str(error)) from error
     if image.digest is None or image.tag is not None:
         raise ValueError(f"'{text}' must be repository@sha256: and 64 hex digits, without a tag")
@@ -40,20 +42,38 @@ def _command(text: str | None) -> str | None:
     except ValueError as error:
         raise ValueError(f"{text!r} is not a command line ({error})") from error
     if not words:
-        raise ValueError("an empty text is no command; leave the field out")
+        raise ValueError("an empty command is not valid; remove the field")
     return text
 
 
+def _allowed(names: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    for runtime, listed in names.items():
+        if runtime not in ENGINES:
+            raise ValueError(f"{runtime!r} is no engine; write {', '.join(ENGINES)}")
+        if managed := [name for name in listed if is_managed(runtime, name)]:
+            raise ValueError(f"{', '.join(managed)} is set by the agent and cannot be allowed")
+    return names
+
+
+Allowances = Annotated[dict[str, tuple[str, ...]], AfterValidator(_allowed)]
+
 _NOT_NEEDED = {
-    "download_helper_user": "downloads run in the agent, as its own user, and belong to it; remove the field",
+    "download_helper_user": "downloads run in the agent as its own user; remove the field",
     "download_helper_image": "downloads run in the agent and need no image; remove the field",
     "use_container_network": "engines are always published on the loopback address; remove the field",
 }
-"""Fields that a file may carry from elsewhere, and why they mean nothing here."""
+"""Fields that a file from elsewhere may contain, and why they have no effect here."""
 
 
 class AgentConfig(BaseModel):
-    """Every field of ``agent.json``; all have defaults. Paths are absolute or relative to the file's folder."""
+    """Every field of ``agent.json``; all have defaults. Paths are absolute or relative to the file's folder.
+
+    `engine_env` is given to every engine that runs as a process, which may read `engine_paths` besides the system's
+    libraries and its weights. `engine_internet` lets engines open connections to anywhere, `engine_writable_root` lets
+    containers write the files of their image.
+    `allowed_args` and `allowed_env` are names by engine that models may have on this machine beyond the common list,
+    with any value: who may save a model can then do with this machine what these options can.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,6 +91,12 @@ class AgentConfig(BaseModel):
     llama_server: str | None = None
     vllm_command: Annotated[str | None, AfterValidator(_command)] = None
     sim_engine: bool = True
+    engine_env: dict[str, str] = {}
+    engine_paths: tuple[Path, ...] = ()
+    engine_internet: bool = False
+    engine_writable_root: bool = False
+    allowed_args: Allowances = {}
+    allowed_env: Allowances = {}
     fabrics: tuple[str, ...] = ()
     sysfs_root: Path = Path("/sys")
     rendezvous_ports: tuple[Port, Port] = (29500, 29599)
@@ -80,22 +106,22 @@ class AgentConfig(BaseModel):
 
 
 def read_config(path: Path) -> AgentConfig:
-    """The configuration in `path`, or the defaults when there is none. Raises BadConfig with one line a problem."""
+    """Return the configuration in `path`, or the defaults without a file. Raises BadAgentConfig, a line per problem."""
     try:
         data: Any = json.loads(path.read_text()) if path.exists() else {}
     except OSError as error:
-        raise BadConfig(f"{path} cannot be read: {error.strerror}") from error
+        raise BadAgentConfig(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BadConfig(f"{path} is not valid JSON: {error}") from error
+        raise BadAgentConfig(f"{path} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
-        raise BadConfig(f"{path} must hold one JSON object")
+        raise BadAgentConfig(f"{path} must contain one JSON object")
     try:
         config = AgentConfig.model_validate(data)
     except ValidationError as error:
         lines = [f"{path}: {'.'.join(map(str, item['loc']))}: {_words(item)}" for item in error.errors()]
-        raise BadConfig("\n".join(lines)) from None
+        raise BadAgentConfig("\n".join(lines)) from None
     if (problem := _contradiction(config)) is not None:
-        raise BadConfig(f"{path}: {problem}")
+        raise BadAgentConfig(f"{path}: {problem}")
     base = path.resolve().parent
     return config.model_copy(update={"state_dir": base / config.state_dir, "models_root": base / config.models_root})
 
@@ -103,12 +129,12 @@ def read_config(path: Path) -> AgentConfig:
 def _words(problem: Any) -> str:
     name = str(problem["loc"][0]) if problem["loc"] else ""
     if problem["type"] == "extra_forbidden":
-        return _NOT_NEEDED.get(name, "there is no such field; see agent.json.example for those that there are")
+        return _NOT_NEEDED.get(name, "unknown field; see agent.json.example")
     return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def _contradiction(config: AgentConfig) -> str | None:
-    """What two fields, or two parts of one, cannot both mean."""
+    """Return the sentence for two settings that contradict each other, None without a contradiction."""
     first, last = config.rendezvous_ports
     if first > last:
         return f"rendezvous_ports: the first port ({first}) is above the last ({last})"

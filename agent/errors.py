@@ -1,9 +1,9 @@
-"""The one error of the agent that a caller sees."""
+"""The error of the agent that a caller receives."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from agent.wire.errors import HTTP_STATUS, AgentCode, Refusal
+from agent.wire.errors import HTTP_STATUS, AgentCode, AgentErrorBody
 
 
 class AgentError(Exception):
@@ -17,9 +17,9 @@ class AgentError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The status of the answer that carries it."""
+        """The status of the response."""
         return HTTP_STATUS[self.code]
 
-    def to_refusal(self) -> Refusal:
-        """The body of the answer."""
-        return Refusal(code=self.code, detail=self.detail, fields=self.fields)
+    def to_body(self) -> AgentErrorBody:
+        """Return the body of the response."""
+        return AgentErrorBody(code=self.code, detail=self.detail, fields=self.fields)

@@ -1,9 +1,9 @@
-"""Fabrics: which fast networks this machine is attached to, as its owner states it. Nothing here is ever guessed.
+"""Fabrics: the fast networks that this machine is attached to, as its owner declares them. Nothing is guessed.
 
-Every InfiniBand fabric looks the same from inside one machine, and a wrong guess makes a replica that starts, reports
-that it is well, and hangs at its first exchange. So a fabric is a name that its owner gives, alike on every machine of
-it: ``ib-b``, or ``ib-b:mlx5_2,mlx5_3`` with the adapters. Without them two InfiniBand adapters are taken, if there are
-just two to take. An adapter is a device of ``class/infiniband`` or a network interface.
+Every InfiniBand fabric looks the same from inside one machine, and after a wrong guess a replica starts, reports ready,
+and hangs at its first collective. So a fabric is a name that its owner declares, the same on every machine of it:
+``ib-b``, or ``ib-b:mlx5_2,mlx5_3`` with the adapters. Without adapters, two InfiniBand adapters are used if the machine
+has exactly two free. An adapter is a device of ``class/infiniband`` or a network interface.
 """
 
 import re
@@ -17,12 +17,12 @@ _ADAPTER = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
 
 
 class BadFabric(Exception):
-    """What was stated of fabrics cannot be; the text says why, and what to write instead."""
+    """A fabric declaration that cannot be used; the text has the reason and a valid example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """One statement. `adapters` is empty while it names none."""
+    """One declaration. `adapters` is empty when it lists none."""
 
     name: str
     adapters: tuple[str, ...] = ()
@@ -32,19 +32,19 @@ class Fabric:
 
 
 def parse(statements: Iterable[str]) -> tuple[Fabric, ...]:
-    """Statements as fabrics; their adapters are not looked at yet. Raises BadFabric."""
+    """Parse declarations; whether the adapters exist is not checked. Raises BadFabric."""
     found: dict[str, Fabric] = {}
     owner: dict[str, str] = {}
     for statement in statements:
         name, colon, listed = statement.strip().partition(":")
         adapters = tuple(part.strip() for part in listed.split(",")) if colon else ()
         if not _NAME.match(name):
-            raise BadFabric(f"'{name}' cannot name a fabric: use 1-40 lower-case letters, digits, dots and hyphens.")
+            raise BadFabric(f"'{name}' is not a valid fabric name: use 1-40 characters of a-z 0-9 . _ -")
         if name in found:
-            raise BadFabric(f"The fabric {name} is stated twice; list all of its adapters in one place.")
+            raise BadFabric(f"The fabric {name} is declared twice. List all of its adapters in one declaration.")
         for adapter in adapters:
             if not _ADAPTER.match(adapter):
-                raise BadFabric(f"'{adapter}' cannot name an adapter; write {name}:mlx5_2,mlx5_3.")
+                raise BadFabric(f"'{adapter}' is not a valid adapter name. Write, for example, {name}:mlx5_2,mlx5_3.")
             if adapter in owner:
                 raise BadFabric(_twice(adapter, owner[adapter], name))
             owner[adapter] = name
@@ -56,13 +56,13 @@ def _twice(adapter: str, first: str, second: str) -> str:
     if first == second:
         return f"The adapter {adapter} is listed twice for the fabric {first}."
     return (
-        f"The adapter {adapter} is listed under two fabrics, {first} and {second}. An adapter is attached to one: "
-        "a replica over the wrong one would start, and hang."
+        f"The adapter {adapter} is listed for two fabrics, {first} and {second}. An adapter belongs to one: "
+        "a replica over the wrong fabric starts and then hangs."
     )
 
 
 def resolve(fabrics: Sequence[Fabric], sysfs: Path) -> tuple[Fabric, ...]:
-    """Each with its adapters: those that it lists, or two of the machine's that no other lists. Raises BadFabric."""
+    """Return each fabric with its adapters: the listed ones, or two that no other fabric lists. Raises BadFabric."""
     devices = infiniband(sysfs)
     for fabric in fabrics:
         for adapter in fabric.adapters:
@@ -78,7 +78,7 @@ def resolve(fabrics: Sequence[Fabric], sysfs: Path) -> tuple[Fabric, ...]:
     listed = {adapter for fabric in fabrics for adapter in fabric.adapters}
     free = [device for device in devices if device not in listed]
     if len(free) != DEFAULT_ADAPTERS * len(bare):
-        raise BadFabric(_which(bare, free, sysfs))
+        raise BadFabric(_ambiguous(bare, free, sysfs))
     taken = iter(free)
     return tuple(
         fabric if fabric.adapters else Fabric(fabric.name, tuple(next(taken) for _ in range(DEFAULT_ADAPTERS)))
@@ -86,22 +86,22 @@ def resolve(fabrics: Sequence[Fabric], sysfs: Path) -> tuple[Fabric, ...]:
     )
 
 
-def _which(bare: Sequence[Fabric], free: Sequence[str], sysfs: Path) -> str:
+def _ambiguous(bare: Sequence[Fabric], free: Sequence[str], sysfs: Path) -> str:
     names = " and ".join(fabric.name for fabric in bare)
     if not free:
         return (
-            f"No InfiniBand adapter is left for the fabric {names} ({sysfs}/class/infiniband). Name what it is "
-            f"attached by, for instance {bare[0].name}:mlx5_0 or a network interface, or leave the fabric out."
+            f"No InfiniBand adapter is free for the fabric {names} ({sysfs}/class/infiniband). Name an adapter or a "
+            f"network interface, for example {bare[0].name}:mlx5_0, or remove the fabric."
         )
     example = ",".join(free[:DEFAULT_ADAPTERS])
     return (
-        f"The fabric {names} takes {DEFAULT_ADAPTERS} adapters unless it says which, and {len(free)} could be meant: "
-        f"{', '.join(free)}. Say which are attached to it, for instance {bare[0].name}:{example}."
+        f"The fabric {names} uses {DEFAULT_ADAPTERS} adapters by default, and this machine has {len(free)}: "
+        f"{', '.join(free)}. List the adapters of the fabric, for example {bare[0].name}:{example}."
     )
 
 
 def infiniband(sysfs: Path) -> tuple[str, ...]:
-    """The machine's InfiniBand devices by name."""
+    """Return the names of the machine's InfiniBand devices."""
     try:
         return tuple(sorted(entry.name for entry in (sysfs / "class" / "infiniband").iterdir()))
     except OSError:
@@ -109,5 +109,5 @@ def infiniband(sysfs: Path) -> tuple[str, ...]:
 
 
 def is_interface(sysfs: Path, name: str) -> bool:
-    """Whether `name` is a network interface of the machine."""
+    """Return whether `name` is a network interface of the machine."""
     return (sysfs / "class" / "net" / name).exists()

@@ -1,8 +1,8 @@
-"""Fencing: the highest claim ever admitted, on disk before the answer that admits it.
+"""Fencing: the highest claim ever admitted, on disk before the response that admits it.
 
 A claim is an epoch and a master's instance id. A lower epoch is stale, an equal epoch of another instance competes;
-both are refused. A newer claim waits for the calls of the older one that are already at work, so that nothing an old
-master asked for begins after the new one was answered.
+both are refused. A newer claim waits for calls in progress of the older one, so that no effect of an old master starts
+after the new one has received its response.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from agent.wire.fence import Claim
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
-"""How long a newer claim waits for calls of an older one. They only ask and return, so this is never reached."""
+"""Time that a newer claim waits for calls of an older one. They only request and return, so it is never reached."""
 
 
 class BrokenFence(Exception):
-    """``fence.json`` cannot be used; the text says what to do."""
+    """``fence.json`` cannot be used; the text says how to fix it."""
 
 
 class Fence:
-    """The claim held for the node with `node_uid`. One given to another uid (before a new join) counts no more."""
+    """The claim held for the node with `node_uid`. A claim for another uid (before a new join) does not count."""
 
     def __init__(self, state_dir: Path, node_uid: str) -> None:
         self._path = state_dir / "fence.json"
@@ -47,7 +47,9 @@ class Fence:
 
     @asynccontextmanager
     async def admitted(self, claim: Claim) -> AsyncIterator[None]:
-        """Admit a call under `claim`, and count it until the block ends. AgentError STALE_MASTER, COMPETING_MASTER."""
+        """Admit a call under `claim`, and count it until the block ends. Raises AgentError STALE_MASTER,
+        COMPETING_MASTER.
+        """
         async with self._lock:
             self._compare(claim)
             if claim != self._held:
@@ -69,32 +71,32 @@ class Fence:
         if claim.epoch < held.epoch:
             raise AgentError(
                 AgentCode.STALE_MASTER,
-                f"this node obeys epoch {held.epoch}, the call carries {claim.epoch}; "
-                "if the other master is stopped, take over on this one",
+                f"This node obeys epoch {held.epoch}, the request has epoch {claim.epoch}. "
+                "If the other master is stopped, take over on this one.",
                 fields,
             )
         raise AgentError(
             AgentCode.COMPETING_MASTER,
-            f"another master holds epoch {held.epoch} on this node; stop one of the two and take over on the other",
+            f"Another master holds epoch {held.epoch} on this node. Stop one of them and take over on the other.",
             fields,
         )
 
     async def _store(self, claim: Claim) -> None:
         try:
-            # On the event loop on purpose: nothing may run between the comparison and the claim being on disk, and
-            # claims change once in a takeover.
+            # On the event loop on purpose: nothing may run between the comparison and the write of the claim, and
+            # claims change once per takeover.
             write_json(self._path, {"nodeUid": self._node_uid, **claim.to_wire()})
         except OSError as error:
-            raise AgentError(AgentCode.INTERNAL, f"the claim cannot be written: {error.strerror}") from error
+            raise AgentError(AgentCode.INTERNAL, f"The claim cannot be written: {error.strerror}.") from error
         self._held = claim
-        log.info("claim of epoch %d by master %s admitted", claim.epoch, claim.instance_id)
+        log.info("admitted the claim of epoch %d by master %s", claim.epoch, claim.instance_id)
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 while any(older != claim for older in self._at_work):
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            log.warning("calls of an older claim are still at work after %g s", DRAIN_SECONDS)
+            log.warning("requests of an older claim are still in progress after %g s", DRAIN_SECONDS)
 
     def _read(self) -> Claim | None:
         try:
@@ -104,11 +106,11 @@ class Fence:
             return Claim.model_validate(value)
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise BrokenFence(
-                f"{self._path} cannot be read, so this agent cannot know which master it obeys. "
+                f"{self._path} cannot be read, so the agent does not know its master. "
                 "Restore the file, or join anew with --rekey after removing it"
             ) from error
 
 
 def held_claim(state_dir: Path, node_uid: str) -> Claim | None:
-    """The claim on disk, for one who only looks. BrokenFence when it cannot be read."""
+    """Return the claim on disk, for a caller that only reads. Raises BrokenFence."""
     return Fence(state_dir, node_uid).held

@@ -1,1 +1,1 @@
-"""The append-only record of who did what, with which outcome."""
+"""The append-only record of actions: actor, time, outcome."""

@@ -7,6 +7,7 @@ ACTIONS: tuple[str, ...] = (
     "model.start",
     "model.stop",
     "model.restart",
+    "model.engine-exit",
     "model.move",
     "model.move.force-commit",
     "model.unplace",
@@ -21,6 +22,7 @@ ACTIONS: tuple[str, ...] = (
     "node.rotate-cert",
     "fencing.takeover",
     "fencing.continue",
+    "fencing.stand-down",
     "pki.ca-rotation",
     "job",
     "download",
@@ -30,6 +32,10 @@ ACTIONS: tuple[str, ...] = (
     "api-key",
     "login",
     "admin-token",
+    "logout",
+    "person",
+    "audit",
+    "audit.accept-log",
 )
 
 RESULTS: tuple[str, ...] = ("succeeded", "failed", "refused", "accepted", "unknown")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.common.files import sync_dir
+
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _NAME = re.compile(r"(\d{4}-\d{2})(?:\.(\d{1,9}))?\.jsonl")
 _TAIL_BYTES = 128 * 1024
@@ -30,14 +32,14 @@ class JournalFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One line to be written: the UTC month it belongs to (``yyyy-MM``) and its document."""
+class JournalEntry:
+    """One line to write: its UTC month (``yyyy-MM``) and its document."""
 
     month: str
     document: dict[str, Any]
 
 
-class Journal:
+class AuditJournal:
     """The files of one folder. Only the holder of `locked` may write."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +47,7 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether this process may write; another one that writes now is left alone."""
+        """Yield whether this process may write; another process that writes now is not disturbed."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._folder / ".lock").open("wb") as handle:
             try:
@@ -56,26 +58,26 @@ class Journal:
             yield True
 
     def files(self) -> list[JournalFile]:
-        """The files that are there, oldest first."""
+        """Return the existing files, oldest first."""
         if not self._folder.is_dir():
             return []
         named = [(path, _NAME.fullmatch(path.name)) for path in self._folder.iterdir()]
         return sorted(JournalFile(match[1], int(match[2] or 0), path) for path, match in named if match)
 
     def documents(self) -> Iterator[dict[str, Any]]:
-        """Every whole line of every file, oldest first. ValueError names a file and line that is not JSON."""
+        """Yield every whole line of every file, oldest first. ValueError names a file and line that is not JSON."""
         for file in self.files():
             with file.path.open("rb") as handle:
                 for number, line in enumerate(handle, 1):
                     if not line.endswith(b"\n"):
-                        break  # torn by a crash; the next writer takes it away
+                        break  # torn by a crash; the next writer removes it
                     try:
                         yield dict(json.loads(line))
                     except (ValueError, TypeError):
                         raise ValueError(f"{file.path.name}, line {number} is not an audit line") from None
 
     def repair(self) -> None:
-        """Cut off what a crash left of a line that was never finished."""
+        """Cut off a line that a crash left unfinished."""
         files = self.files()
         if not files:
             return
@@ -90,7 +92,7 @@ class Journal:
                 os.fsync(handle.fileno())
 
     def last(self) -> dict[str, Any] | None:
-        """The last whole line, None without one; ``{}`` when it is not an audit line."""
+        """Return the last whole line, None without one; ``{}`` when it is not an audit line."""
         for file in reversed(self.files()):
             with file.path.open("rb") as handle:
                 size = handle.seek(0, os.SEEK_END)
@@ -103,10 +105,10 @@ class Journal:
                     return {}
         return None
 
-    def append(self, entries: Sequence[Entry], *, fresh: bool = False) -> None:
-        """Write `entries` in order and have them on disk on return. `fresh` begins a new file first.
+    def append(self, entries: Sequence[JournalEntry], *, fresh: bool = False) -> None:
+        """Write `entries` in order, and flush them to disk. `fresh` starts a new file first.
 
-        The newest file stays the newest: a line that belongs to an earlier month than it goes there too.
+        The newest file stays the newest: a line of an earlier month is appended to it, too.
         """
         current = self._current(entries[0].month, fresh=fresh)
         size = current.size_bytes
@@ -146,8 +148,4 @@ class Journal:
             handle.flush()
             os.fsync(handle.fileno())
         if made:
-            folder = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_dir(self._folder)

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from django.db import transaction
 
+from agent.common.redaction import redact
 from audit.actions import ACTIONS, RESULTS
 from audit.models import AuditLine
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
-from mirbad.kernel.redact import redact
-from mirbad.live import hints
+from mirbad.live import invalidations
 
 
 def record(
@@ -26,7 +26,7 @@ def record(
     error_code: str = "",
     detail: str = "",
 ) -> None:
-    """Write one line in the caller's transaction: the line stands exactly when the change does.
+    """Write one line in the caller's transaction: the line is kept exactly when the change is.
 
     Every text is redacted, then cut to its column. ValueError for an action or result that is not in `audit.actions`.
     """
@@ -36,6 +36,9 @@ def record(
         raise ValueError(f"{result!r} is not a result of an audit line")
     texts = {
         "actor": actor.name,
+        "person": actor.person,
+        "role": actor.role,
+        "address": actor.address,
         "node_id_text": node_id,
         "model_id_text": model_id,
         "operation_id_text": operation_id,
@@ -49,7 +52,7 @@ def record(
         result=result,
         **{column: _fitting(column, text) for column, text in texts.items()},
     )
-    transaction.on_commit(_hint, robust=True)
+    transaction.on_commit(_invalidate, robust=True)
 
 
 def record_refusal(
@@ -62,13 +65,13 @@ def record_refusal(
     operation_id: str = "",
     target: str = "",
 ) -> None:
-    """Write that `error` refused an action. Call it outside the transaction that failed: it opens its own.
+    """Record that `error` refused an action. Call it outside the transaction that failed: it opens its own.
 
     The same error object is written once: page, API and domain may all call this on its way out.
     """
     if getattr(error, "audited", False):
         return
-    error.audited = True  # type: ignore[attr-defined] # a mark of ours that nothing else reads
+    error.audited = True  # type: ignore[attr-defined] # our own mark, read here only
     with transaction.atomic():
         record(
             action,
@@ -93,7 +96,9 @@ def refusals_recorded(
     operation_id: str = "",
     target: str = "",
 ) -> Iterator[None]:
-    """Record a MirbadError that leaves the block, once however many of these it passes. Not inside a transaction."""
+    """Record a MirbadError that leaves the block, once however many of these blocks it passes. Not inside a
+    transaction.
+    """
     try:
         yield
     except MirbadError as error:
@@ -103,12 +108,12 @@ def refusals_recorded(
         raise
 
 
-def _hint() -> None:
-    hints.changed("audit")
+def _invalidate() -> None:
+    invalidations.changed("audit")
 
 
 def _fitting(column: str, text: str) -> str:
     limit: int = getattr(AuditLine._meta.get_field(column), "max_length")  # noqa: SLF001, B009  Django's documented API; a relation has none
-    # PostgreSQL takes neither NUL nor lone surrogates; a hostile name must not undo the change that it is part of.
+    # PostgreSQL accepts neither NUL nor lone surrogates; a hostile name must not undo the change that it belongs to.
     clean = text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     return redact(clean)[:limit]

@@ -1,4 +1,4 @@
-"""The audit line, and how far the chain over the lines has come."""
+"""The audit line, and the state of the chain over the lines."""
 
 from django.db import models
 
@@ -8,11 +8,14 @@ from audit.actions import RESULTS
 class AuditLine(models.Model):
     """One action and its outcome. Written in the caller's transaction and never changed; see `audit.log.record`.
 
-    `seq` and `digest` are its place in the hash chain; both are empty until `audit.seal` gives them, once.
+    `seq` and `digest` are its place in the hash chain; both are empty until `audit.seal` sets them, once.
     """
 
     time = models.DateTimeField(db_index=True)
     actor = models.CharField(max_length=80)
+    person = models.CharField(max_length=150, blank=True, default="", help_text="Name of the user or of the token.")
+    role = models.CharField(max_length=10, blank=True, default="")
+    address = models.CharField(max_length=64, blank=True, default="", help_text="Address that the request came from.")
     action = models.CharField(max_length=60, db_index=True)
     node_id_text = models.CharField(max_length=40, blank=True, default="", db_index=True)
     model_id_text = models.CharField(max_length=64, blank=True, default="", db_index=True)
@@ -41,6 +44,10 @@ class ChainState(models.Model):
     base_seq = models.BigIntegerField(default=0)
     base_digest = models.CharField(max_length=64)
     written_seq = models.BigIntegerField(default=0)
+    head_peaks = models.JSONField(
+        default=list, blank=True, help_text="Merkle tree of all lines; see `agent.common.merkle`."
+    )
+    base_peaks = models.JSONField(default=list, blank=True)
 
     class Meta:
         verbose_name_plural = "chain state"
@@ -48,3 +55,37 @@ class ChainState(models.Model):
 
     def __str__(self) -> str:
         return f"{self.head_seq} links"
+
+
+class LogKey(models.Model):
+    """One row: the key that signs heads of the log, and nothing else (Ed25519)."""
+
+    singleton = models.BooleanField(default=True, unique=True)
+    public = models.CharField(max_length=64)
+    key_sealed = models.BinaryField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(singleton=True), name="one_log_key")]
+
+    def __str__(self) -> str:
+        return self.public
+
+
+class Checkpoint(models.Model):
+    """A signed head of the log (`head`, as on the wire), the peaks of its tree, and the signatures of its witnesses.
+
+    `witnesses` has, by node id, the node's key, its signature and the time.
+    """
+
+    size = models.BigIntegerField(unique=True)
+    head = models.JSONField()
+    peaks = models.JSONField()
+    witnesses = models.JSONField(default=dict, blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("-size",)
+
+    def __str__(self) -> str:
+        return f"{self.size} lines"

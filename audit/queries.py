@@ -1,4 +1,4 @@
-"""Reading of audit lines."""
+"""Queries over audit lines."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ MAX = 1000
 
 
 def lines(*, node_id: str = "", model_id: str = "", since: datetime | None = None) -> QuerySet[AuditLine]:
-    """Lines, newest first, of one node or model, from `since` (inclusive) on. Slice it: there may be many."""
+    """Return lines, newest first, of one node or model, from `since` (inclusive) on. Slice it: there may be many."""
     found = AuditLine.objects.order_by("-id")
     if node_id:
         found = found.filter(node_id_text=node_id)
@@ -24,11 +24,16 @@ def lines(*, node_id: str = "", model_id: str = "", since: datetime | None = Non
 
 
 def document(line: AuditLine) -> dict[str, Any]:
-    """A line as the JSONL files and the chain know it; absent texts are None. Times in UTC with microseconds."""
+    """Return a line in the form of the JSONL files and the chain; absent texts are None. Times in UTC with
+    microseconds.
+    """
+    # Left out when empty: older lines have none, and their hashes stay as they are.
+    who = {"person": line.person, "role": line.role, "address": line.address}
     return {
         "seq": line.seq,
         "time": line.time.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "actor": line.actor,
+        **{name: text for name, text in who.items() if text},
         "action": line.action,
         "nodeId": line.node_id_text or None,
         "modelId": line.model_id_text or None,

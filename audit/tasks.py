@@ -17,7 +17,7 @@ def seal() -> None:
 
 @tick("audit.retention")
 def retention() -> None:
-    """Take away what is older than the retention."""
+    """Delete lines past their retention."""
     for _ in range(_BATCHES_A_TICK):
         if not prune_once():
             return

@@ -11,13 +11,13 @@ from mirbad.kernel.errors import MirbadError
 
 
 class LeaseLost(MirbadError):
-    """The fence of this step no longer stands; whatever it knows must not be written."""
+    """Another worker has claimed the operation; the result of this step must not be written."""
 
     code = "lease_lost"
 
 
 class StepFailed(MirbadError):
-    """A step failed. `final` ends the operation; otherwise it is tried again. `lines` are the engine's last words."""
+    """A failed step. `final` ends the operation; otherwise it is tried again. `lines` are the engine's last lines."""
 
     code = "step_failed"
 

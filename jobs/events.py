@@ -1,14 +1,14 @@
-"""Announcements of what changed, once it has committed."""
+"""Announcements of changes, once they are committed."""
 
 from django.db import transaction
 
-from mirbad.live import hints
+from mirbad.live import invalidations
 
 
 def changed(operation_id: str) -> None:
-    """Tell open pages that `operation_id` moved, after the caller's transaction."""
+    """Announce to open pages that `operation_id` changed, after the caller's transaction."""
 
     def tell() -> None:
-        hints.changed("operations", operation_id)
+        invalidations.changed("operations", operation_id)
 
     transaction.on_commit(tell, robust=True)

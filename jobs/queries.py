@@ -1,52 +1,61 @@
-"""Questions about operations, answered with a number of statements that does not grow with the rows."""
+"""Reads of operations. The number of statements does not grow with the rows."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
 from jobs.models import Operation
+from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import NotFound
+
+LONGEST_PAUSE = timedelta(minutes=10)
+"""The longest time until an operation looks again; clocks of several hosts may differ by as much."""
 
 
 def unfinished() -> QuerySet[Operation]:
-    """Operations that are not over."""
+    """Return the operations that are not over."""
     return Operation.objects.filter(finished_at__isnull=True)
 
 
 def due(now: datetime) -> Q:
-    """Rows that a worker may take: not over, their time has come, and nobody holds them."""
-    return Q(finished_at__isnull=True, next_run_at__lte=now) & (
-        Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=now)
-    )
+    """Return the condition of rows that a worker may claim: not over, due, and not leased.
+
+    A time beyond the longest pause or lease was written before the clock was set back; it counts as passed.
+    """
+    beyond = now + LONGEST_PAUSE
+    is_due = Q(next_run_at__lte=now) | Q(next_run_at__gt=beyond)
+    held_until = beyond + settings().operation_lease
+    is_free = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lte=now) | Q(lease_expires_at__gt=held_until)
+    return Q(finished_at__isnull=True) & is_due & is_free
 
 
-def open_operation(lane: str, target_kind: str, target_id: str) -> Operation | None:
-    """The one operation that is open in `lane` on the target, None when there is none."""
-    return unfinished().filter(lane=lane, target_kind=target_kind, target_id=target_id).first()
+def open_operation(group: str, target_kind: str, target_id: str) -> Operation | None:
+    """Return the operation of the concurrency group `group` that is open on the target, None when there is none."""
+    return unfinished().filter(concurrency_group=group, target_kind=target_kind, target_id=target_id).first()
 
 
 def about_node(node_id: str) -> Q:
-    """Operations that concern a node: done on it, with it, or taking a model off it."""
+    """Return the condition of operations on a node: on it, about it, or a move away from it."""
     return Q(node_id_text=node_id) | Q(kind="move", input__sourceNode=node_id)
 
 
 def open_by_model(model_ids: Iterable[str]) -> dict[str, Operation]:
-    """The open operation of each model that has one, the newest first; one statement for all."""
+    """Return the newest open operation of each model that has one. One statement."""
     rows = unfinished().filter(model_id_text__in=list(model_ids)).order_by("id")
     return {row.model_id_text: row for row in rows}
 
 
 def last_by_model(model_ids: Iterable[str]) -> dict[str, Operation]:
-    """The newest operation of each model, finished or not; one statement for all."""
+    """Return the newest operation of each model, open or ended. One statement."""
     newest = Operation.objects.filter(model_id_text=OuterRef("model_id_text")).order_by("-id").values("pk")[:1]
     rows = Operation.objects.filter(model_id_text__in=list(model_ids), pk=Subquery(newest))
     return {row.model_id_text: row for row in rows}
 
 
 def one_operation(operation_id: str) -> Operation:
-    """An operation with its timeline. Raises NotFound."""
+    """Return an operation with its timeline. Raises NotFound."""
     row = Operation.objects.prefetch_related("events").filter(pk=operation_id).first()
     if row is None:
-        raise NotFound(f"There is no operation {operation_id!r}.")
+        raise NotFound(f"Operation {operation_id!r} not found.")
     return row

@@ -17,4 +17,5 @@ OUTCOME = StateTable(
     },
 )
 
-LANES = ("run", "placement", "identity", "work")
+CONCURRENCY_GROUPS = ("run", "placement", "identity", "work")
+"""Operations of one group exclude each other on the same target."""

@@ -1,28 +1,30 @@
-"""Doorbells that workers answer: a task carries the id of an operation and nothing else."""
+"""Handlers of signals and ticks: a task carries the id of an operation and nothing else."""
 
-from jobs import evacuation, worker
+from jobs import worker
 from jobs.base import STEP
 from jobs.kinds import evacuate
-from jobs.loops import ca_rotation
+from jobs.loops import ca_upkeep
+from jobs.loops.configured_takeover import look_once
 from jobs.loops.holds import release_stale_once
+from jobs.loops.orphans import stop_orphans_once
 from jobs.loops.prune import prune_once
 from jobs.loops.records import forget_records_once
 from jobs.loops.renew import renew_once
 from jobs.loops.replicas import rebuild_once
+from jobs.loops.restarts import restart_once
 from jobs.loops.resume import resume_once
-from jobs.loops.strays import stop_strays_once
 from jobs.loops.sweep import sweep_once
-from jobs.loops.takeover import look_once
+from jobs.requests import evacuation
 from mirbad.tasking.tasks import tick
 
 
-@STEP.answer
+@STEP.handler
 def step(operation_id: str) -> None:
     """Run the due steps of one operation."""
     worker.run(operation_id)
 
 
-@evacuate.OPEN_NEXT.answer
+@evacuate.OPEN_NEXT.handler
 def open_next_move(operation_id: str) -> None:
     """Open the next move of an evacuation."""
     evacuation.open_next(operation_id)
@@ -36,13 +38,13 @@ def open_moves() -> None:
 
 @tick("jobs.sweep")
 def sweep() -> None:
-    """Ring for every operation that is due and that nobody works on."""
+    """Enqueue every operation that is due and not leased."""
     sweep_once()
 
 
 @tick("jobs.takeover")
 def take_over() -> None:
-    """Ask for the takeovers that a flag file or an option wants."""
+    """Request the takeovers of a flag file or an option."""
     look_once()
 
 
@@ -54,37 +56,43 @@ def renew() -> None:
 
 @tick("jobs.ca-rotation")
 def look_after_the_ca() -> None:
-    """Obey the flag files of a CA rotation, and see to what a rotation left over."""
-    ca_rotation.tick()
+    """Follow the flag files of a CA rotation, and clean up after ended ones."""
+    ca_upkeep.tick()
 
 
 @tick("jobs.resume")
 def resume() -> None:
-    """Start what should run and does not."""
+    """Start models that should run and do not."""
     resume_once()
 
 
+@tick("jobs.restarts")
+def restart_engines() -> None:
+    """Restart engines that ended by themselves."""
+    restart_once()
+
+
 @tick("jobs.strays")
-def stop_strays() -> None:
-    """Stop engines that are left over on nodes on which their models have no place."""
-    stop_strays_once()
+def stop_orphans() -> None:
+    """Stop orphans."""
+    stop_orphans_once()
 
 
 @tick("jobs.records")
 def forget_records() -> None:
-    """Have nodes forget engines that ended and whose place is gone."""
+    """Have nodes forget ended engines without a placement."""
     forget_records_once()
 
 
 @tick("jobs.holds")
 def release_holds() -> None:
-    """Let go of models whose holder is over."""
+    """Release the holds of ended operations."""
     release_stale_once()
 
 
 @tick("jobs.prune")
 def prune() -> None:
-    """Forget operations that ended long ago."""
+    """Delete operations that ended long ago."""
     prune_once()
 
 

@@ -1,4 +1,4 @@
-"""Runs the due steps of one operation. It stands between those who request and the kinds that do."""
+"""The worker: runs the due steps of one operation."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ from django.db import IntegrityError, transaction
 
 from audit import log as audit_log
 from jobs import ledger
-from jobs.base import STEP, Ask, Kind, Outcome, Step, Wait
+from jobs.base import STEP, AnyKind, NodeRequest, Outcome, Wait
 from jobs.errors import LeaseLost, StepFailed
-from jobs.kinds import GO_ON_FENCED, KINDS
+from jobs.kinds import CONTINUE_FENCED, KINDS
 from jobs.models import Operation
 from mirbad.kernel.actor import system
 from mirbad.kernel.errors import MirbadError
@@ -27,7 +27,7 @@ _STAGES_IN_ONE_GO = 20
 
 
 def run(operation_id: str) -> int:
-    """Take due steps until none is due now; how many were done. A step that waits is rung for again."""
+    """Do due steps until none is due now, and return how many. An operation that waits is enqueued again."""
     done = 0
     while done < _STAGES_IN_ONE_GO:
         pause = run_step(operation_id)
@@ -35,65 +35,65 @@ def run(operation_id: str) -> int:
             return done
         done += 1
         if pause > 0:
-            STEP.ring(operation_id, pause)
+            STEP.enqueue(operation_id, pause)
             return done
-    STEP.ring(operation_id)
+    STEP.enqueue(operation_id)
     return done
 
 
 def run_step(operation_id: str) -> float | None:
-    """One step: claim, effect, write. The seconds until the next is due; None when there is none for us."""
-    if fencing.is_fenced() and not _goes_on_fenced(operation_id):
+    """Do one step: claim, effect, write. Return the seconds until the next is due; None when there is none for us."""
+    if fencing.is_fenced() and not _continues_fenced(operation_id):
         return None
-    step = ledger.claim(operation_id, _owner())
-    if step is None:
+    claimed = ledger.claim(operation_id, _owner())
+    if claimed is None:
         return None
-    kind = KINDS[step.kind]
-    with structlog.contextvars.bound_contextvars(operation=step.operation_id, kind=step.kind, stage=step.stage):
-        answer = _effect(step, kind)
+    kind = KINDS[claimed.kind]
+    with structlog.contextvars.bound_contextvars(operation=claimed.pk, kind=claimed.kind, stage=claimed.stage):
+        result = _effect(claimed, kind)
         try:
-            if isinstance(answer, StepFailed):
-                return ledger.write_failure(step, answer, kind)
-            pause = ledger.write(step, answer, kind)
+            if isinstance(result, StepFailed):
+                return ledger.write_failure(claimed, result, kind)
+            pause = ledger.write(claimed, result, kind)
         except LeaseLost:
-            log.info("another worker has taken over")
+            log.info("another worker has claimed the operation")
             return None
-        if isinstance(answer, Wait):
-            for ask in answer.asks:
-                _open(ask)
+        if isinstance(result, Wait):
+            for request in result.requests:
+                _open(request)
         return pause
 
 
-def _open(ask: Ask) -> None:
-    kind = KINDS[ask.kind]
+def _open(request: NodeRequest) -> None:
+    kind = KINDS[request.kind]
     with contextlib.suppress(IntegrityError), transaction.atomic():
-        subject = ledger.Subject("node", ask.node_id, ask.node_id)
-        operation = ledger.create(kind, ask.stage, subject, _PKI, ask.text, ask.input)
-        audit_log.record(ask.action, _PKI, node_id=ask.node_id, operation_id=operation.pk, result="accepted")
+        subject = ledger.Subject("node", request.node_id, request.node_id)
+        operation = ledger.create(kind, request.stage, subject, _PKI, request.text, request.input)
+        audit_log.record(request.action, _PKI, node_id=request.node_id, operation_id=operation.pk, result="accepted")
 
 
-def _effect(step: Step, kind: Kind) -> Outcome | StepFailed:
+def _effect(claimed: Operation, kind: AnyKind) -> Outcome | StepFailed:
     try:
-        return kind.stages[step.stage](step)
+        return kind.stage(claimed.stage).run(kind.step(claimed))
     except StepFailed as failure:
         return failure
     except MasterFenced as error:
-        # It waits for the takeover; nothing that was asked for is lost by it.
+        # It waits for the takeover; no request is lost by it.
         return StepFailed(error.code, error.detail, final=False)
     except MirbadError as error:
-        final = not error.retryable or step.attempt + 1 >= _ERROR_TRIES
+        final = not error.retryable or claimed.attempt + 1 >= _ERROR_TRIES
         return StepFailed(error.code, error.detail, final=final)
     except Exception:
-        # The edge of every step: whatever went wrong is a fault of ours, is logged whole, and ends the operation
-        # only when it goes wrong again and again.
-        log.exception("a step failed with an error that nobody foresaw")
-        text = "Something went wrong inside the master; its log has the details."
-        return StepFailed("internal", text, final=step.attempt + 1 >= _ERROR_TRIES)
+        # The edge of every step: any other error is a fault of ours, is logged whole, and ends the operation only
+        # when it happens again and again.
+        log.exception("unexpected error in a step")
+        text = "Internal error; see the master's log."
+        return StepFailed("internal", text, final=claimed.attempt + 1 >= _ERROR_TRIES)
 
 
-def _goes_on_fenced(operation_id: str) -> bool:
+def _continues_fenced(operation_id: str) -> bool:
     name = Operation.objects.filter(pk=operation_id).values_list("kind", flat=True).first()
-    return name in GO_ON_FENCED
+    return name in CONTINUE_FENCED
 
 
 def _owner() -> str:

@@ -1,62 +1,105 @@
-"""The ASGI application of the web process: `/v1` to the gateway, websockets to Channels, all else to Django."""
+"""The ASGI application of the web process: `/v1` to the gateway, websockets to Channels, the rest to Django."""
 
 import asyncio
 import gc
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from django.core.asgi import get_asgi_application
 
+from mirbad.bundles import SENT_HOST
 from mirbad.kernel import files, logs
 from mirbad.tasking import heartbeat
+from models_app.gateway import core
 
 if TYPE_CHECKING:
-    from models_app.gateway.door import Receive, Scope, Send
+    from models_app.gateway.errors import GatewayError
+    from models_app.gateway.service import Receive, Scope, Send
+
+
+SWITCH_SECONDS = 0.0005
+"""The time for which a thread keeps Python's lock while the event loop waits for it, several times a response."""
+
+_FOR_MACHINES = frozenset({"/healthz", "/readyz", "/metrics", "/agent/bundles"})
+"""Paths for machines, which reach the master by other names than people do; nothing there depends on the name."""
+
+
+def _is_for_machines(path: str) -> bool:
+    return path in _FOR_MACHINES or path.startswith("/agent/bundles/")
+
+
+def _of_any_host(scope: "Scope", path: str) -> "Scope":
+    sent = b"".join(value for name, value in scope["headers"] if name == b"host").decode("latin-1")
+    headers = [header for header in scope["headers"] if header[0] != b"host"]
+    return {**scope, "path": path, "headers": [*headers, (b"host", b"localhost")], SENT_HOST: sent}
+
+
+def _load_pages() -> None:
+    from django.urls import get_resolver
+
+    get_resolver().reverse_dict  # noqa: B018  read for its effect: modules of all views are imported
+
+
+async def _refuse(send: "Send", error: "GatewayError", path: str) -> None:
+    body = error.body(path)
+    headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Application:
-    """One process of the web: the router, and the life of what it carries."""
+    """The application of one web process: routes scopes, and starts and stops the gateway."""
 
     def __init__(self) -> None:
         django = get_asgi_application()
-        # Behind that line Django is set up: these import models.
+        # Imported here because they import models, which need the setup of Django above.
         from channels.auth import AuthMiddlewareStack
         from channels.routing import URLRouter
-        from channels.security.websocket import AllowedHostsOriginValidator
 
+        from mirbad import health
+        from mirbad.accounts.door import LoginDoor
         from mirbad.api.bodylimit import BodyLimit
-        from mirbad.routing import websocket_urlpatterns
-        from models_app.gateway import inside
+        from mirbad.routing import OriginGuard, websocket_urlpatterns
+        from models_app.gateway import internal
 
-        self._django = BodyLimit(django)
-        self._gateway = inside.make()
-        self._websockets = AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
+        self._django = LoginDoor(BodyLimit(django))
+        self._alive = health.alive
+        self._gateway = internal.process_gateway()
+        self._websockets = OriginGuard(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
         self._heartbeat: heartbeat.Heartbeat | None = None
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """ASGI: http, websocket and lifespan."""
+        """Serve one ASGI scope: http, websocket or lifespan."""
         kind = scope["type"]
         if kind == "http":
-            path: str = scope["path"]
-            if path.startswith("/v1/") or path == "/v1":
+            path: str = core.plain_path(scope["path"])
+            if core.is_v1(path):
                 await self._gateway(scope, receive, send)
+            elif path == "/healthz" and scope["method"] in ("GET", "HEAD"):
+                await self._alive(send)
+            elif _is_for_machines(path):
+                await self._django(_of_any_host(scope, path), receive, send)
+            elif (error := core.elsewhere(scope["method"], path, scope["headers"])) is not None:
+                await _refuse(send, error, path)
             else:
                 await self._django(scope, receive, send)
         elif kind == "websocket":
             await self._websockets(scope, receive, send)
         elif kind == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         else:
-            raise ValueError(f"no answer to an ASGI scope of type {kind}")
+            raise ValueError(f"unknown ASGI scope type {kind}")
 
-    async def _live(self, receive: "Receive", send: "Send") -> None:
+    async def _run_lifespan(self, receive: "Receive", send: "Send") -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await self._gateway.start()
                 self._heartbeat = heartbeat.start("web")
-                # What stands now stands to the end. To look through it for cycles, as every full collection would,
-                # takes longer than most answers do, and every stream waits for that.
+                # All objects that exist now live until the end, those of all pages too. A full collection would scan
+                # them for cycles, which takes longer than most responses and stalls every stream.
+                await asyncio.to_thread(_load_pages)
                 gc.collect()
                 gc.freeze()
                 await send({"type": "lifespan.startup.complete"})
@@ -71,4 +114,5 @@ class Application:
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
 logs.configure("web")
 files.allow_many()
+sys.setswitchinterval(SWITCH_SECONDS)
 application = Application()

@@ -1,4 +1,4 @@
-"""The Celery application of the worker and of beat: which tasks there are, and the literal table of ticks.
+"""The Celery application of the worker and of beat: its tasks, and the literal table of ticks.
 
 ``celery -A mirbad.celery worker`` and ``celery -A mirbad.celery beat --pidfile=``; the pool, its size and the
 in-memory schedule come from `mirbad.tasking.app`.
@@ -16,22 +16,23 @@ from mirbad.tasking.app import app
 
 __all__ = ["app"]
 
-app.conf.imports = ("jobs.tasks", "audit.tasks", "nodes.tasks")
+app.conf.imports = ("jobs.tasks", "audit.tasks", "mirbad.accounts.tasks", "nodes.tasks")
 
 
 def _every(task: str, seconds: float) -> dict[str, Any]:
-    # A tick that no worker took in time is worthless: the next one does the same.
+    # A tick that no worker took in time is useless: the next one does the same.
     return {"task": task, "schedule": seconds, "options": {"expires": max(5.0, 3 * seconds)}}
 
 
 def _renewal_seconds() -> float:
-    # Once a minute does for months; a life of seconds, as in trials, wants looks to match.
+    # Once a minute is enough for months; a life of seconds, as in tests, needs checks that match.
     return max(1.0, min(60.0, settings().agent_certificate_life.total_seconds() / 60))
 
 
 app.conf.beat_schedule = {
-    "ring-due-operations": _every("jobs.sweep", 2.0),
+    "enqueue-due-operations": _every("jobs.sweep", 2.0),
     "resume-wanted-models": _every("jobs.resume", 3.0),
+    "restart-ended-engines": _every("jobs.restarts", 1.0),
     "stop-left-over-engines": _every("jobs.strays", settings().moves_sweep_interval.total_seconds()),
     "forget-ended-engines": _every("jobs.records", 60.0),
     "open-moves-of-evacuations": _every("jobs.evacuations", 2.0),
@@ -43,6 +44,9 @@ app.conf.beat_schedule = {
     "look-after-the-fleets-ca": _every("jobs.ca-rotation", 5.0),
     "seal-audit-lines": _every("audit.seal", 5.0),
     "average-and-prune-telemetry": _every("nodes.telemetry", 30.0),
+    "tell-nodes-of-their-drain": _every("nodes.drains", 3.0),
+    "close-login-lock-outs": _every("accounts.logins", 30.0),
+    "witness-the-audit-log": _every("nodes.audit-witnesses", 300.0),
     "prune-audit-lines": _every("audit.retention", 3600.0),
 }
 
@@ -63,7 +67,7 @@ def _worker_begins(**_: Any) -> None:
 @setup_logging.connect(weak=False)
 def _configure_logs(**_: Any) -> None:
     logs.configure("worker" if _is_worker else "beat")
-    # A line for each tick that is sent and received would bury what happened.
+    # A line for each tick that is sent and received would bury the important ones.
     for chatty in ("celery.beat", "celery.worker.strategy"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 

@@ -1,4 +1,4 @@
-"""The fleet as a grid of GPUs, node by node: what is used, what is left, and what is wrong."""
+"""The fleet as a grid of GPUs, node by node: use, free memory, and problems."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,13 @@ from django.views.decorators.http import require_GET
 from mirbad.kernel.roles import VIEWER
 from mirbad.web.access import require_role
 from mirbad.web.fragments import page_or_fragment
-from models_app.pages import contexts as models
-from models_app.pages.contexts import ModelRow
+from models_app.pages.contexts import models
+from models_app.pages.contexts.models import ModelRow
 from nodes.models import Gpu, Node
-from nodes.pages import contexts as nodes
-from nodes.pages import gpus
-from nodes.pages.contexts import NodeCard
-from nodes.pages.gpus import GpuCard, GpuTotals
-from nodes.pages.scopes import scopes
+from nodes.pages.contexts import gpus, nodes
+from nodes.pages.contexts.gpus import GpuCard, GpuTotals
+from nodes.pages.contexts.nodes import NodeCard
+from nodes.pages.contexts.scopes import scopes
 
 NODES_SHOWN = 24
 _MOST_PAGES = 10_000
@@ -28,7 +27,7 @@ _MOST_PAGES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class NodeGrid:
-    """A node with its cards and the models that stand there."""
+    """A node with its cards and the models on it."""
 
     card: NodeCard
     gpus: tuple[GpuCard, ...]
@@ -38,7 +37,7 @@ class NodeGrid:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One page of the fleet; totals are of all nodes that were asked for."""
+    """One page of the fleet; totals are of all nodes that match."""
 
     nodes: tuple[NodeGrid, ...]
     totals: GpuTotals
@@ -50,7 +49,7 @@ class Dashboard:
 @require_GET
 @require_role(VIEWER)
 def page(request: HttpRequest) -> HttpResponse:
-    """The grid; ``?node=`` is one node, ``?q=`` a part of a name."""
+    """Show the grid; ``?node=`` is one node, ``?q=`` a part of a name."""
     node_id, words = request.GET.get("node", "")[:40], request.GET.get("q", "")[:100].strip()
     sent = request.GET.get("page", "")
     number = int(sent) if sent.isascii() and sent.isdigit() and 0 < int(sent[:6]) < _MOST_PAGES else 1
@@ -67,14 +66,14 @@ def page(request: HttpRequest) -> HttpResponse:
 @require_GET
 @require_role(VIEWER)
 def monitoring(request: HttpRequest) -> HttpResponse:
-    """What was called so is part of the overview."""
+    """Redirect the former monitoring page to the overview."""
     node_id = request.GET.get("node", "")[:40]
     home = reverse("home")
     return redirect(f"{home}?{urlencode({'node': node_id})}" if node_id else home)
 
 
 def read(node_id: str, words: str, number: int) -> Dashboard:
-    """What is shown, in a number of queries that does not grow with the fleet."""
+    """Return one page, in a number of queries that does not grow with the fleet."""
     wanted = Node.objects.not_revoked()
     if node_id:
         wanted = wanted.filter(pk=node_id)

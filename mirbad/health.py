@@ -1,4 +1,4 @@
-"""Health: is this process there, is the whole master ready, and its metrics."""
+"""Health of this process and of the whole master, and its metrics."""
 
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -6,26 +6,39 @@ from django.views.decorators.http import require_safe
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from mirbad.kernel import room
+from mirbad.api.bodylimit import Send
+from mirbad.kernel import disk
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.roles import VIEWER
 from mirbad.tasking import heartbeat
+from models_app import metrics as of_models
 from models_app.gateway.metrics import render
 from nodes import metrics as of_nodes
 
 DATA_FOLDER = "the data folder"
 
 
+async def alive(send: Send) -> None:
+    """Respond to ``/healthz`` in the event loop: the answer says that the loop turns, and waits for no thread."""
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"3"),
+        (b"cache-control", b"no-store"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ok\n"})
+
+
 @require_safe
 def healthz(request: HttpRequest) -> HttpResponse:
-    """200 as long as this process answers."""
+    """Return 200 while this process responds."""
     return HttpResponse("ok\n", content_type="text/plain; charset=utf-8", headers={"Cache-Control": "no-store"})
 
 
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
-    """200 when database, disk, broker and every process are well, else 503 with the reasons."""
+    """Return 200 when database, disk, broker and every process are well, else 503 with the reasons."""
     reasons = unready_reasons()
     return JsonResponse(
         {"ready": not reasons, "reasons": reasons},
@@ -35,32 +48,33 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def unready_reasons() -> list[str]:
-    """What keeps the master from being ready, as sentences; empty when nothing does."""
+    """Return the reasons why the master is not ready, as sentences; empty when it is."""
     reasons = []
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM django_migrations LIMIT 1")
     except DatabaseError as error:
-        reasons.append(f"The database does not answer: {' '.join(str(error).split())}")
-    if unwritable := room.why_unwritable(settings().data, DATA_FOLDER):
+        reasons.append(f"The database does not respond: {' '.join(str(error).split())}")
+    if unwritable := disk.unwritable_reason(settings().data, DATA_FOLDER):
         reasons.append(unwritable)
     try:
         alive = heartbeat.alive()
     except Unavailable as error:
         reasons.append(error.detail)
     else:
-        # for how long is not known: the broker may be younger than the silence, or the process not up yet
-        reasons.extend(f"Process {name} gives no sign of life." for name in heartbeat.PROCESSES if name not in alive)
+        # for an unknown time: the broker may be younger than the silence, or the process not up yet
+        reasons.extend(f"Process {name} sends no heartbeat." for name in heartbeat.PROCESSES if name not in alive)
     return reasons
 
 
 class Metrics(APIView):
-    """Prometheus metrics, for whoever may look: an admin token as bearer, or a signed-in person."""
+    """Prometheus metrics, for viewers: an admin token as bearer, or a signed-in person."""
 
     read_role = VIEWER
     required_role = VIEWER
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
-        """The text exposition of this process, and of the nodes."""
-        return HttpResponse(render() + of_nodes.render(), content_type="text/plain; version=0.0.4; charset=utf-8")
+        """Return the text exposition of this process, and of the nodes."""
+        text = render() + of_models.render() + of_nodes.render()
+        return HttpResponse(text, content_type="text/plain; version=0.0.4; charset=utf-8")

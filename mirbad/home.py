@@ -1,4 +1,4 @@
-"""The overview: what serves, what is wrong, what is happening. It stands above all apps and may read them all."""
+"""The overview: serving models, problems, and activity. It is above all apps and may read them all."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from jobs.pages import contexts as jobs
-from jobs.pages.contexts import OperationRow
+from jobs.pages.contexts import operations as jobs
+from jobs.pages.contexts.rows import OperationRow
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.roles import VIEWER
 from mirbad.tasking import heartbeat
@@ -16,20 +16,21 @@ from mirbad.web import parts
 from mirbad.web.access import require_role
 from mirbad.web.fragments import page_or_fragment
 from mirbad.web.parts import Attention, Tone
-from models_app.pages import contexts as models
-from models_app.pages.contexts import ModelRow
+from models_app import windows
+from models_app.pages.contexts import models
+from models_app.pages.contexts.models import ModelRow
 from nodes.models import MasterIdentity
-from nodes.pages import contexts as nodes
-from nodes.pages.contexts import NodeCard
-from nodes.pages.scopes import scopes_of
+from nodes.pages.contexts import nodes
+from nodes.pages.contexts.nodes import NodeCard
+from nodes.pages.contexts.scopes import scopes_of
 
 RECENT = 8
 _NEEDED = ("enroll", "watcher", "worker", "beat")
 _PROCESS_WORDS = {
-    "enroll": "No machine can join: the enroll listener gives no sign of life.",
-    "watcher": "What pages say of nodes and models may be old: the watcher gives no sign of life.",
-    "worker": "Starts and stops wait: no worker gives a sign of life.",
-    "beat": "Interrupted operations are not taken up again: the clock of the workers gives no sign of life.",
+    "enroll": "The enroll listener sends no heartbeat. No machine can join.",
+    "watcher": "The watcher sends no heartbeat. States of nodes and models may be stale.",
+    "worker": "No worker sends a heartbeat. Starts and stops wait.",
+    "beat": "The scheduler sends no heartbeat. Interrupted operations are not resumed.",
 }
 
 
@@ -70,7 +71,7 @@ class Overview:
 @require_GET
 @require_role(VIEWER)
 def overview(request: HttpRequest) -> HttpResponse:
-    """The fleet at a glance, or with ``?node=`` one node of it and its history."""
+    """Show the fleet at a glance, or with ``?node=`` one node of it and its history."""
     node_id = request.GET.get("node", "")[:40]
     overview = read(node_id)
     context = {
@@ -84,7 +85,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 
 def read(only: str = "") -> Overview:
-    """Everything the overview shows, in a number of queries that does not grow with the fleet."""
+    """Return the whole overview, in a number of queries that does not grow with the fleet."""
     cards = nodes.fleet()
     choice = scopes_of((card.id, card.name) for card in cards)
     rows = models.models()
@@ -106,7 +107,7 @@ def read(only: str = "") -> Overview:
         attention=attention,
         happening=happening,
         fleet=tuple(FleetNode(card, tuple(by_node.get(card.id, ()))) for card in cards),
-        models=tuple(sorted(rows, key=lambda model: (not model.serves, not model.wanted_running, model.name))),
+        models=tuple(sorted(rows, key=lambda model: (not model.serves, not model.desired_running, model.name))),
         recent=recent,
         scopes=choice,
     )
@@ -118,39 +119,15 @@ def _tiles(
     happening: tuple[OperationRow, ...],
     attention: tuple[Attention, ...],
 ) -> tuple[Tile, ...]:
-    serving = sum(model.serves for model in rows)
-    wanted = sum(model.wanted_running for model in rows)
-    online = sum(card.serving for card in cards)
-    waiting = sum(card.pending for card in cards)
-    gpus = sum(len(card.gpus) for card in cards)
-    missing = max(0, wanted - sum(model.serves and model.wanted_running for model in rows))
     return (
-        Tile(
-            "Models that serve",
-            "boxes",
-            str(serving),
-            f"of {len(rows)}",
-            _missing_words(missing, len(rows)),
-            "warn" if missing else "ok" if rows else "idle",
-            reverse("models:list"),
-        ),
-        Tile(
-            "Nodes online",
-            "server",
-            str(online),
-            f"of {len(cards)}",
-            parts.plural(waiting, "node waits", "nodes wait") + " for approval"
-            if waiting
-            else (parts.plural(gpus, "GPU") if gpus else "no GPU reported"),
-            "warn" if waiting else "idle",
-            reverse("nodes:list"),
-        ),
+        _models_tile(rows),
+        _nodes_tile(cards),
         Tile(
             "In progress",
             "activity",
             str(len(happening)),
             "",
-            parts.plural(len(happening), "operation") if happening else "nothing is starting or stopping",
+            parts.plural(len(happening), "operation") if happening else "no starts or stops",
             "busy" if happening else "idle",
             reverse("jobs:list") + "?state=open",
         ),
@@ -166,28 +143,65 @@ def _tiles(
     )
 
 
+def _models_tile(rows: tuple[ModelRow, ...]) -> Tile:
+    expected = sum(model.desired_running for model in rows)
+    missing = max(0, expected - sum(model.serves and model.desired_running for model in rows))
+    return Tile(
+        "Models running",
+        "boxes",
+        str(sum(model.serves for model in rows)),
+        f"of {len(rows)}",
+        _missing_words(missing, len(rows)),
+        "warn" if missing else "ok" if rows else "idle",
+        reverse("models:list"),
+    )
+
+
+def _nodes_tile(cards: tuple[NodeCard, ...]) -> Tile:
+    waiting = sum(card.pending for card in cards)
+    gpus = sum(len(card.gpus) for card in cards)
+    return Tile(
+        "Nodes online",
+        "server",
+        str(sum(card.serving for card in cards)),
+        f"of {len(cards)}",
+        parts.plural(waiting, "node waits", "nodes wait") + " for approval"
+        if waiting
+        else (parts.plural(gpus, "GPU") if gpus else "no GPU reported"),
+        "warn" if waiting else "idle",
+        reverse("nodes:list"),
+    )
+
+
 def _missing_words(missing: int, models: int) -> str:
     if not models:
-        return "none is defined yet"
-    return f"{missing} should run and {'does' if missing == 1 else 'do'} not" if missing else "all that should run do"
+        return "none defined yet"
+    return f"{missing} down" if missing else "all expected models are up"
 
 
 def _of_master() -> Iterable[Attention]:
-    identity = MasterIdentity.objects.only("fenced_reason").first()
+    identity = MasterIdentity.objects.only("fenced_reason", "stood_down_at").first()
     if identity is not None and identity.fenced_reason:
-        title = "This master commands nothing: another one took over"
-        yield Attention("bad", "shield-alert", title, identity.fenced_reason, reverse("nodes:list"), "Nodes")
+        how = "another master took over" if identity.stood_down_at is None else "it stands down"
+        title = f"This master commands no nodes: {how}"
+        yield Attention("bad", "shield-alert", title, identity.fenced_reason, reverse("nodes:list"), "Open nodes")
+    if windows.is_recovering():
+        detail = (
+            "MIRBAD_RECOVERY_MODE, or the file recovery in the data folder, has /v1 answer 503. It restores nothing. "
+            "Remove it, and after the setting restart Mirbad."
+        )
+        yield Attention("bad", "ban", "/v1 is paused", detail, reverse("models:list"), "Open models")
     try:
         alive = heartbeat.alive()
     except Unavailable as error:
-        title = "The broker does not answer"
-        detail = f"{error.detail} Pages are not live and new operations wait until it is back."
-        yield Attention("bad", "unplug", title, detail, reverse("jobs:list"), "Operations")
+        title = "The broker does not respond"
+        detail = f"{error.detail} Live updates are off, and new operations wait until it is back."
+        yield Attention("bad", "unplug", title, detail, reverse("jobs:list"), "Open operations")
         return
     for name in _NEEDED:
         if name not in alive:
             yield Attention(
-                "bad", "power", f"The process {name} is down", _PROCESS_WORDS[name], reverse("jobs:list"), "Operations"
+                "bad", "power", f"Process {name} is down", _PROCESS_WORDS[name], reverse("jobs:list"), "Open operations"
             )
 
 
@@ -195,20 +209,20 @@ def _of_nodes(cards: tuple[NodeCard, ...]) -> Iterable[Attention]:
     for card in cards:
         url = reverse("nodes:detail", args=[card.id])
         if card.pending:
-            detail = "Compare its key fingerprint with the one that the machine printed."
+            detail = "Compare its fingerprint with the one printed on the machine."
             yield Attention("warn", "fingerprint", f"{card.name} waits for approval", detail, url, "Review")
         elif not card.serving:
-            detail = " ".join(card.reasons) or "The master cannot reach it."
+            detail = " ".join(card.reasons) or "The master cannot reach the node."
             title = f"{card.name} is {card.badge.label.lower()}"
-            yield Attention("bad", card.badge.icon, title, detail, url, "Node", card.last_seen_at)
+            yield Attention("bad", card.badge.icon, title, detail, url, "Open node", card.last_seen_at)
         else:
             for reason in card.reasons:
-                yield Attention("warn", "triangle-alert", f"{card.name} is degraded", reason, url, "Node")
+                yield Attention("warn", "triangle-alert", f"{card.name} is degraded", reason, url, "Open node")
         if card.certificate_soon and not card.revoked:
-            title = f"The certificate of {card.name} ends soon"
-            detail = "It renews by itself while the node is online."
+            title = f"Certificate of {card.name} expires soon"
+            detail = "It renews automatically while the node is online."
             certificates = reverse("nodes:tab", args=[card.id, "certificates"])
-            yield Attention("warn", "shield-alert", title, detail, certificates, "Certificate")
+            yield Attention("warn", "shield-alert", title, detail, certificates, "Open certificate")
 
 
 def _of_models(rows: tuple[ModelRow, ...], failures: dict[str, OperationRow]) -> Iterable[Attention]:
@@ -218,13 +232,15 @@ def _of_models(rows: tuple[ModelRow, ...], failures: dict[str, OperationRow]) ->
         if model.state in ("failed", "unhealthy"):
             detail = " ".join(model.reasons) or (failure.error if failure else "")
             title = f"{model.name} {'failed' if model.state == 'failed' else 'is unhealthy'}"
-            yield Attention(model.badge.tone, model.badge.icon, title, detail, url, "Model", model.observed_at)
-        elif model.state == "unknown" and model.wanted_running:
-            title = f"{model.name} should run and is not reported"
-            yield Attention("warn", "circle-help", title, " ".join(model.reasons), url, "Model", model.observed_at)
+            yield Attention(model.badge.tone, model.badge.icon, title, detail, url, "Open model", model.observed_at)
+        elif model.state == "unknown" and model.desired_running:
+            title = f"{model.name}: no status"
+            yield Attention("warn", "circle-help", title, " ".join(model.reasons), url, "Open model", model.observed_at)
         elif failure is not None and not model.serves:
             title = f"{failure.title} of {model.name} failed"
-            yield Attention("bad", "circle-x", title, failure.error, url, "Model", failure.finished_at)
+            yield Attention("bad", "circle-x", title, failure.error, url, "Open model", failure.finished_at)
         if model.restart_needed:
-            detail = "Its settings changed since it started."
-            yield Attention("warn", "rotate-cw", f"{model.name} needs a restart to apply changes", detail, url, "Model")
+            detail = "The model's settings changed since it started."
+            yield Attention(
+                "warn", "rotate-cw", f"{model.name} needs a restart to apply changes", detail, url, "Open model"
+            )

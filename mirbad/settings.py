@@ -1,6 +1,5 @@
 """Django settings, all derived from `mirbad.kernel.conf`. Nothing is read from the environment here."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,36 @@ from mirbad.kernel.conf import settings as read
 _SETTINGS = read()
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# A process that does not serve (a check, a schema dump) may run before `make up` made the key.
+# A process that does not serve (a check, a schema dump) may run before `make up` created the key.
 SECRET_KEY = _SETTINGS.secret_key or "unset"
 DEBUG = _SETTINGS.debug
-ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]", *_SETTINGS.hosts]
-CSRF_TRUSTED_ORIGINS = [f"{scheme}://{host}" for host in _SETTINGS.hosts for scheme in ("http", "https")] + [
-    f"{scheme}://{host}:{_SETTINGS.port}" for host in _SETTINGS.hosts for scheme in ("http", "https")
+ALLOWED_HOSTS = list(_SETTINGS.names)
+# A name with a dot before it stands for all names below it, and itself; '*' trusts no origin.
+_ORIGINS = [part for name in _SETTINGS.hosts for part in ([f"*{name}", name[1:]] if name[0] == "." else [name])]
+CSRF_TRUSTED_ORIGINS = [
+    f"{scheme}://{host}{port}"
+    for host in _ORIGINS
+    if host != "*"
+    for scheme, own in (("http", 80), ("https", 443))
+    for port in ("", f":{_SETTINGS.port}")
+    if port != f":{own}"
 ]
 
 INSTALLED_APPS = [
     "channels",
-    "django.contrib.admin",
+    "mirbad.accounts",  # before auth: its createsuperuser checks every password
+    "mirbad.accounts.support.SupportConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "axes",
     "django_htmx",
     "django_structlog",
     "rest_framework",
-    "django_filters",
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "mirbad.web",
-    "mirbad.accounts",
     "audit",
     "nodes",
     "models_app",
@@ -47,6 +51,8 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "mirbad.web.csp.ContentSecurityPolicyMiddleware",
+    "mirbad.web.transport.SecureCookiesMiddleware",
+    "mirbad.api.unstorable.UnstorableTextMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -55,7 +61,6 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_structlog.middlewares.RequestMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "axes.middleware.AxesMiddleware",
 ]
 
 ROOT_URLCONF = "mirbad.urls"
@@ -72,7 +77,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "mirbad.web.context.shell",
-                "jobs.pages.fencing.context",
+                "jobs.pages.contexts.fencing.context",
             ]
         },
     }
@@ -81,7 +86,7 @@ TEMPLATES: list[dict[str, Any]] = [
 _SQLITE = {
     "ENGINE": "django.db.backends.sqlite3",
     "NAME": _SETTINGS.data / "mirbad.sqlite3",
-    # To open the file anew for every piece of work costs more than most pieces of work do.
+    # Opening the file again for every piece of work costs more than most pieces of work do.
     "CONN_MAX_AGE": 60,
     "OPTIONS": {
         "transaction_mode": "IMMEDIATE",
@@ -110,10 +115,14 @@ CHANNEL_LAYERS: dict[str, Any] = (
     else {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 )
 
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
-PASSWORD_HASHERS = [
-    "django.contrib.auth.hashers.Argon2PasswordHasher",
-    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+PASSWORD_HASHERS = ["mirbad.accounts.hashing.BoundedArgon2", "mirbad.accounts.hashing.BoundedPBKDF2"]
+_RULES = "django.contrib.auth.password_validation."
+AUTH_PASSWORD_VALIDATORS: list[dict[str, Any]] = [
+    {"NAME": f"{_RULES}MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
+    {"NAME": f"{_RULES}UserAttributeSimilarityValidator"},
+    {"NAME": f"{_RULES}CommonPasswordValidator"},
+    {"NAME": f"{_RULES}NumericPasswordValidator"},
 ]
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
@@ -121,20 +130,13 @@ LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 CSRF_COOKIE_SAMESITE = "Lax"
+# Sent over TLS alone, and kept by browsers for half a year.
+SECURE_HSTS_SECONDS = 180 * 24 * 3600
 SECURE_REFERRER_POLICY = "same-origin"
-# The middleware of the content security policy sends it, where browsers heed it.
+# The middleware of the content security policy sends it, where browsers respect it.
 SECURE_CROSS_ORIGIN_OPENER_POLICY = None
 X_FRAME_OPTIONS = "DENY"
 
-AXES_FAILURE_LIMIT = 5
-AXES_COOLOFF_TIME = timedelta(minutes=1)
-AXES_LOCKOUT_PARAMETERS = ["ip_address"]
-AXES_HTTP_RESPONSE_CODE = 429
-AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_LOCKOUT_CALLABLE = "mirbad.accounts.login.too_many"
-AXES_RESET_ON_SUCCESS = True
-AXES_ENABLE_ACCESS_FAILURE_LOG = False
-AXES_CLIENT_IP_CALLABLE = "mirbad.api.addresses.known_client_address"
 CSRF_FAILURE_VIEW = "mirbad.api.errorpages.csrf_failed"
 APPEND_SLASH = False
 
@@ -155,8 +157,8 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_PERMISSION_CLASSES": ["mirbad.accounts.permissions.RolePermission"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["mirbad.api.parsers.StrictJSONParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "mirbad.api.negotiation.Negotiation",
     "DEFAULT_PAGINATION_CLASS": "mirbad.api.pagination.Page",
-    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "PAGE_SIZE": 100,
     "DEFAULT_SCHEMA_CLASS": "mirbad.api.schema.ProblemSchema",
     "EXCEPTION_HANDLER": "mirbad.api.problems.handle",

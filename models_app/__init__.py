@@ -1,1 +1,1 @@
-"""Models: what they are, where they run, and the ``/v1`` gateway that serves them."""
+"""Models: definitions, placements, and the ``/v1`` gateway that serves them."""

@@ -1,4 +1,4 @@
-"""Models, placements and keys in the Django admin: looking, and revoking keys."""
+"""Models, placements and keys in the Django admin: read-only, except that keys can be revoked."""
 
 from typing import TYPE_CHECKING
 
@@ -7,19 +7,20 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from mirbad.accounts import actors
-from mirbad.api.looking import LookingAdmin
+from mirbad.api.read_only_admin import ReadOnlyAdmin
 from mirbad.kernel.roles import OPERATOR, has_role
 from models_app import keys
 from models_app.models import (
     ApiKey,
+    EngineExit,
     Hold,
     KnownShape,
     MaintenanceWindow,
     ModelDefinition,
     ModelSource,
+    OrphanInstance,
     Placement,
     RunningIntent,
-    StrayInstance,
     UsageDay,
 )
 
@@ -30,27 +31,27 @@ else:  # the class takes no parameters at run time
 
 
 class SourceInline(_Inline):
-    """Where the weights come from."""
+    """The sources of a model's weights."""
 
     model = ModelSource
     extra = 0
     can_delete = False
 
     def has_view_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
-        """As for the model."""
+        """Return the permission of the model."""
         return True
 
     def has_add_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
-        """Nobody."""
+        """Return False: sources are never added here."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: ModelDefinition | None = None) -> bool:
-        """Nobody."""
+        """Return False: sources are never changed here."""
         return False
 
 
 @admin.register(ModelDefinition)
-class ModelDefinitionAdmin(LookingAdmin):
+class ModelDefinitionAdmin(ReadOnlyAdmin):
     """Definitions without their secret environment."""
 
     list_display = ("id", "display_name", "runtime", "delivery", "auto_start", "updated_at")
@@ -61,8 +62,8 @@ class ModelDefinitionAdmin(LookingAdmin):
 
 
 @admin.register(Placement)
-class PlacementAdmin(LookingAdmin):
-    """Where models stand, as wanted and as seen."""
+class PlacementAdmin(ReadOnlyAdmin):
+    """Placements with their desired and observed state."""
 
     list_display = ("model", "node_id_text", "desired", "observed", "generation", "observed_at")
     list_filter = ("desired", "observed")
@@ -70,15 +71,15 @@ class PlacementAdmin(LookingAdmin):
 
 
 @admin.register(Hold)
-class HoldAdmin(LookingAdmin):
-    """Who keeps a model from being changed."""
+class HoldAdmin(ReadOnlyAdmin):
+    """Holds of models."""
 
     list_display = ("model", "holder_kind", "words", "since")
     list_select_related = ("model",)
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(LookingAdmin):
+class ApiKeyAdmin(ReadOnlyAdmin):
     """Keys of ``/v1`` without their digests."""
 
     list_display = ("name", "prefix", "created_at", "created_by", "expires_at", "last_used_at", "revoked_at")
@@ -87,20 +88,20 @@ class ApiKeyAdmin(LookingAdmin):
     actions = ("revoke",)
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
-        """Operators."""
+        """Return whether the user is an operator."""
         return has_role(request.user, OPERATOR)
 
     @admin.action(description="Revoke the chosen keys", permissions=["revoke"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        """End keys for good."""
+        """Revoke keys for good."""
         for key in queryset:
             keys.revoke(key.pk, actors.of(request))
             self.message_user(request, f"{key} is revoked.", messages.SUCCESS)
 
 
 @admin.register(UsageDay)
-class UsageDayAdmin(LookingAdmin):
-    """What keys asked of models, by day."""
+class UsageDayAdmin(ReadOnlyAdmin):
+    """Usage of models by key and day."""
 
     list_display = ("day", "key_number", "model_id_text", "requests", "failed", "prompt_tokens", "completion_tokens")
     list_filter = ("day",)
@@ -108,22 +109,22 @@ class UsageDayAdmin(LookingAdmin):
 
 
 @admin.register(MaintenanceWindow)
-class MaintenanceWindowAdmin(LookingAdmin):
+class MaintenanceWindowAdmin(ReadOnlyAdmin):
     """Open maintenance windows."""
 
     list_display = ("purpose", "model_id_text", "node_id_text", "holder", "opened_at", "until")
 
 
 @admin.register(KnownShape)
-class KnownShapeAdmin(LookingAdmin):
-    """What is known of the shape of weights."""
+class KnownShapeAdmin(ReadOnlyAdmin):
+    """Known shapes of weights."""
 
     list_display = ("subject", "read_at")
     search_fields = ("subject",)
 
 
 @admin.register(RunningIntent)
-class RunningIntentAdmin(LookingAdmin):
+class RunningIntentAdmin(ReadOnlyAdmin):
     """The running set of each node."""
 
     list_display = ("placement", "cause", "since", "boot_id")
@@ -131,9 +132,18 @@ class RunningIntentAdmin(LookingAdmin):
     list_select_related = ("placement",)
 
 
-@admin.register(StrayInstance)
-class StrayInstanceAdmin(LookingAdmin):
-    """Engines without a place."""
+@admin.register(OrphanInstance)
+class OrphanInstanceAdmin(ReadOnlyAdmin):
+    """Engines without a placement."""
 
     list_display = ("instance_id", "node_id_text", "model_id_text", "state", "since")
     list_filter = ("state",)
+
+
+@admin.register(EngineExit)
+class EngineExitAdmin(ReadOnlyAdmin):
+    """Engines that ended by themselves."""
+
+    list_display = ("at", "model_id_text", "node_id_text", "code", "exit_code", "signal", "was_ready")
+    list_filter = ("code",)
+    search_fields = ("model_id_text", "node_id_text", "reason")

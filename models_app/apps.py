@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class ModelsAppConfig(AppConfig):
-    """Models and where they run."""
+    """Models and their placements."""
 
     name = "models_app"
     verbose_name = "Models"

@@ -7,6 +7,7 @@ MirbadError
 │   ├── UseMove                  400 use_move
 │   └── UseUnplace               400 use_unplace
 ├── GpuMissing                   422 gpu_missing
+├── GpuUnusable                  422 gpu_unusable
 ├── ImageMissing                 422 image_missing
 └── Conflict
     ├── ModelBusy                409 model_busy
@@ -33,41 +34,41 @@ class PlacementRequired(InvalidRequest):
 
 
 class UseMove(InvalidRequest):
-    """An edit names another node; that is a move."""
+    """An edit names another node: use a move."""
 
     code = "use_move"
 
 
 class UseUnplace(InvalidRequest):
-    """An edit clears the node; that is an unplace."""
+    """An edit clears the node: use an unplace."""
 
     code = "use_unplace"
 
 
 class ModelBusy(Conflict):
-    """Something holds the model."""
+    """Another action holds the model."""
 
     code = "model_busy"
 
 
 class ModelPlaced(Conflict):
-    """The model still runs or stands on a node."""
+    """The model still runs or is placed on a node."""
 
 
 class PlacementChanged(Conflict):
-    """The placement changed since it was read."""
+    """The placement changed since the caller read it."""
 
     code = "placement_changed"
 
 
 class ModelNotMovable(Conflict):
-    """Another node could not be given the model: its weights have no origin, or it stands on several nodes as one."""
+    """The model cannot be moved: its weights have no repository, or it runs on several nodes as one."""
 
     code = "model_not_movable"
 
 
 class NoPlace(Conflict):
-    """No node can take the model now, or it is not known whether one can; `problems` has the reason of each."""
+    """No node can take the model now, or the fit is unknown; `problems` has the rejection of each node."""
 
     code = "no_place"
 
@@ -79,14 +80,21 @@ class NameTaken(Conflict):
 
 
 class GpuMissing(MirbadError):
-    """A GPU that the model is placed on is not on its node any more."""
+    """The model's GPU is no longer on its node."""
 
     code = "gpu_missing"
     http_status = 422
 
 
+class GpuUnusable(MirbadError):
+    """The model's GPU is lost, or its driver asks for a reset, a reboot or a drain first."""
+
+    code = "gpu_unusable"
+    http_status = 422
+
+
 class ImageMissing(MirbadError):
-    """A model that runs as a container names no image, and neither its node nor the master has a default one."""
+    """A model that runs as a container has no image, and neither its node nor the master has a default one."""
 
     code = "image_missing"
     http_status = 422

@@ -1,14 +1,14 @@
-"""Announcements of what changed, once it has committed. A hint says that something changed; rows say what."""
+"""Invalidations of models, sent once the transaction has committed. They name a topic; pages read the rows again."""
 
 from django.db import transaction
 
-from mirbad.live import hints
+from mirbad.live import invalidations
 
 
 def changed(model_id: str) -> None:
-    """Tell open pages that `model_id` or its placements changed, after the caller's transaction."""
+    """Announce after the caller's transaction that `model_id` or its placements changed."""
 
     def tell() -> None:
-        hints.changed("models", model_id)
+        invalidations.changed("models", model_id)
 
     transaction.on_commit(tell, robust=True)

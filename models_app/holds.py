@@ -1,4 +1,4 @@
-"""Who keeps a model: one holder at a time, so that a move, a job and a person do not undo each other's work."""
+"""Locks on models: one holder at a time, so that moves, jobs and people do not undo each other's work."""
 
 from django.db import IntegrityError, transaction
 
@@ -7,18 +7,18 @@ from models_app import events
 from models_app.errors import ModelBusy
 from models_app.models import Hold, ModelDefinition
 
-_WAIT = "Wait for it to end."
+_WAIT = "Wait for it to finish."
 _WHAT_NOW = {
-    "move": "Wait for it to end, or cancel the move.",
-    "revoke": "Wait for it to end, or cancel the revoke.",
+    "move": "Wait for it to finish, or cancel the move.",
+    "revoke": "Wait for it to finish, or cancel the revoke.",
     "job": "Wait for it to finish, or cancel the job.",
 }
 
 
 def _lock(model_id: str) -> None:
-    # The definition's row is the lock, so that a check and the write that follows it cannot be parted by a holder.
+    # The definition's row is the lock, so that no holder gets between a check and the write that follows.
     if not ModelDefinition.objects.select_for_update().filter(pk=model_id).exists():
-        raise NotFound(f"There is no model {model_id!r}.")
+        raise NotFound(f"Model {model_id!r} does not exist.")
 
 
 def take(model_id: str, holder_kind: str, holder_id: str, words: str) -> None:
@@ -34,17 +34,17 @@ def take(model_id: str, holder_kind: str, holder_id: str, words: str) -> None:
                 model_id=model_id, defaults={"holder_kind": holder_kind, "holder_id": holder_id, "words": words}
             )
         except IntegrityError as error:
-            raise ModelBusy(f"Model {model_id!r} is busy: another action took it just now.") from error
+            raise ModelBusy(f"Model {model_id!r} is busy: another action started just now. Try again.") from error
         events.changed(model_id)
 
 
 def require_known(model_id: str) -> None:
-    """Lock the model as `require_free` does, whoever holds it. Raises NotFound."""
+    """Lock the model as `require_free` does, even if something holds it. Raises NotFound."""
     _lock(model_id)
 
 
 def release(model_id: str, holder_id: str) -> bool:
-    """Let go of `model_id`; False when `holder_id` does not hold it (any more)."""
+    """Release `model_id`; False when `holder_id` does not hold it (any more)."""
     with transaction.atomic():
         gone, _ = Hold.objects.filter(model_id=model_id, holder_id=holder_id).delete()
         if gone:
@@ -53,9 +53,9 @@ def release(model_id: str, holder_id: str) -> bool:
 
 
 def require_free(model_id: str, unless: str = "") -> None:
-    """Pass when nobody but `unless` holds `model_id`; inside a transaction it stays so until the end.
+    """Raise ModelBusy if anything but `unless` holds `model_id`; in a transaction the answer stays true until its end.
 
-    Raises ModelBusy with the holder's words, NotFound.
+    ModelBusy names the holder. Raises NotFound, too.
     """
     with transaction.atomic():
         _lock(model_id)

@@ -1,8 +1,8 @@
-"""The running set of each node: what ran there by its owner's wish, so that a reboot of the machine does not end it.
+"""The running set of each node: the models that start again after a reboot of the machine.
 
-A set belongs to one machine (its uid) and one boot. What was starting or ready in an earlier boot of the same machine,
-is still wanted, and is seen stopped in the present one waits to be started again. An ordinary reconnect changes no
-boot, so it starts nothing.
+A set belongs to one machine (its uid) and one boot. A model that was starting or ready in an earlier boot of the same
+machine, is still desired, and is observed stopped in the present boot is pending. A reconnect without a reboot changes
+no boot id, so it starts nothing.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,7 +14,7 @@ from agent.wire.instances import InstanceState
 from mirbad.kernel import clock
 from models_app.models import MaintenanceWindow, Placement, RunningIntent
 from models_app.states import FAILED, RUNNING, STOPPED
-from nodes import conditions
+from nodes import conditions, queries
 from nodes.models import Node, NodeCondition
 
 SOURCE = "running-set"
@@ -24,10 +24,10 @@ _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 def learn(running: Iterable[tuple[Placement, str]], stopped: Iterable[tuple[Placement, str]]) -> None:
-    """Take what was seen into the sets, in the caller's transaction: `(placement, boot id)` of each change.
+    """Update the sets from observations, in the caller's transaction: `(placement, boot id)` of each change.
 
-    `running` are starting or ready. A stop in the boot in which it ran takes a model out, unless a maintenance window
-    is open over it: such stops are for a while.
+    `running` are starting or ready. A stop in the boot in which the model ran removes it, unless a maintenance window
+    is open: such stops are temporary.
     """
     began = {placement.pk: (placement, boot) for placement, boot in running}
     if began:
@@ -55,12 +55,12 @@ def learn(running: Iterable[tuple[Placement, str]], stopped: Iterable[tuple[Plac
 
 
 def forget(placement_ids: Collection[UUID]) -> None:
-    """They failed, or were stopped on purpose: nothing starts them again by itself. In the caller's transaction."""
+    """Remove placements that failed or were stopped on purpose from the sets, in the caller's transaction."""
     RunningIntent.objects.filter(placement_id__in=placement_ids).delete()
 
 
 def ask(placements: Iterable[Placement], cause: str) -> None:
-    """Let them be started once their nodes can do it, in the caller's transaction. `cause` is asked or autostart."""
+    """Add placements that start once their nodes can, in the caller's transaction. `cause` is asked or autostart."""
     rows = list(placements)
     uids = dict(Node.objects.filter(pk__in={row.node_id_text for row in rows}).values_list("pk", "uid"))
     now = clock.now()
@@ -71,15 +71,17 @@ def ask(placements: Iterable[Placement], cause: str) -> None:
 
 
 def pending() -> list[RunningIntent]:
-    """What waits to be started, by node and then the longest waiting first; two statements.
+    """Return the pending starts, by node and then the oldest first; two queries.
 
-    Only on machines that serve now, and that said in their present boot that it does not run. A node with a set that
-    cannot be read starts nothing by itself.
+    Only on machines that serve now and that reported the model as not running in their present boot. A node whose set
+    cannot be read starts nothing automatically; one whose models disk is not there starts nothing that reads it.
     """
-    nodes = {row[0]: row[1:] for row in Node.objects.serving().values_list("pk", "uid", "boot_id", "draining")}
+    serving = Node.objects.serving().values_list("pk", "uid", "boot_id", "draining", "warnings")
+    nodes = {pk: (uid, boot_id, draining) for pk, uid, boot_id, draining, _ in serving}
+    diskless = {row[0] for row in serving if queries.models_root_problem(row[4])}
     broken = set(Node.objects.filter(conditions__source=SOURCE).values_list("pk", flat=True))
     rows = RunningIntent.objects.select_related("placement__model__hold").filter(
-        # The shards of a replica start together, and by another loop.
+        # The shards of a replica start together, by another loop.
         placement__desired=RUNNING,
         placement__observed__in=(STOPPED, FAILED),
         placement__shards=1,
@@ -90,15 +92,17 @@ def pending() -> list[RunningIntent]:
         uid, boot_id, draining = nodes.get(placement.node_id_text, (None, "", True))
         if draining or placement.node_id_text in broken or str(uid) != intent.node_uid:
             continue
+        if placement.node_id_text in diskless and placement.model.reads_weights:
+            continue
         if placement.observed_boot in ("", boot_id) and _is_due(intent, boot_id):
             found.append(intent)
     return found
 
 
 def note_unreadable() -> frozenset[str]:
-    """Say of each node whose set cannot be read that nothing is started there by itself; their ids.
+    """Write a condition on each node whose set cannot be read; return their ids.
 
-    Taken back once the rows can be read again, as they can after a start by hand.
+    The condition is removed once the rows can be read again, for instance after a manual start.
     """
     rows = RunningIntent.objects.filter(
         Q(cause=RunningIntent.SEEN, boot_id="") | ~Q(cause__in=RunningIntent.CAUSES) | ~Q(node_uid__regex=_UUID)
@@ -108,8 +112,8 @@ def note_unreadable() -> frozenset[str]:
         "placement__node_id_text", "placement__model_id"
     ):
         bad.setdefault(node_id, []).append(model_id)
-    said = set(NodeCondition.objects.filter(source=SOURCE).values_list("node_id", flat=True))
-    for node_id in sorted(said | set(Node.objects.filter(pk__in=bad).values_list("pk", flat=True))):
+    reported = set(NodeCondition.objects.filter(source=SOURCE).values_list("node_id", flat=True))
+    for node_id in sorted(reported | set(Node.objects.filter(pk__in=bad).values_list("pk", flat=True))):
         conditions.replace(node_id, SOURCE, [_condition(bad[node_id])] if node_id in bad else [])
     return frozenset(bad)
 
@@ -117,10 +121,10 @@ def note_unreadable() -> frozenset[str]:
 def _is_due(intent: RunningIntent, boot_id: str) -> bool:
     if intent.cause == RunningIntent.AUTOSTART:
         return True
-    # What failed is not tried again, but once when the master comes up and the model is marked to come with it.
+    # A failed model is not started again, except once when the master starts and the model is marked to start with it.
     if intent.placement.observed != STOPPED or intent.cause == RunningIntent.ASKED:
         return intent.placement.observed == STOPPED
-    # A node that is a container restarts within one boot of its machine; its agent says then that the engine was lost.
+    # A node in a container restarts within one boot of its machine; its agent then reports the engine as lost.
     lost = intent.placement.observed_view.get("state") == InstanceState.LOST.value
     return intent.boot_id != boot_id or lost
 
@@ -128,8 +132,8 @@ def _is_due(intent: RunningIntent, boot_id: str) -> bool:
 def _condition(model_ids: list[str]) -> conditions.Condition:
     names = ", ".join(repr(model_id) for model_id in model_ids[:5])
     text = (
-        f"What ran on this node cannot be read (see {names}), so nothing is started here by itself after a reboot. "
-        "Stop and start these models: that writes it anew."
+        f"The running set of this node cannot be read (see {names}), so no model starts here after a reboot. "
+        "Stop and start these models to write it again."
     )
     return conditions.Condition(UNREADABLE, text)
 

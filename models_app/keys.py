@@ -1,4 +1,4 @@
-"""Keys of `/v1`: made, changed, rotated, revoked. A secret is shown once; only its SHA-256 is kept."""
+"""Keys of `/v1`: create, change, rotate, revoke. A secret is shown once; only its SHA-256 is stored."""
 
 import hashlib
 import secrets
@@ -14,7 +14,7 @@ from audit import log as audit_log
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
-from mirbad.live import hints
+from mirbad.live import invalidations
 from models_app import routing
 from models_app.models import ApiKey, ModelDefinition
 
@@ -27,7 +27,7 @@ _SHOWN_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one key may use at most, in each process that serves `/v1`. None is no limit."""
+    """The limits of one key in each process that serves `/v1`. None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -39,7 +39,7 @@ _CHANGEABLE = frozenset({"name", "allowed_models", "expires_at", *LIMIT_NAMES})
 
 
 def digest(secret: str) -> str:
-    """What is kept of a key: its SHA-256, lower hex. A 256-bit random secret needs no slow hash."""
+    """Return the stored digest of a key: SHA-256, lower hex. A 256-bit random secret needs no slow hash."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -55,7 +55,7 @@ def create(
     expires_at: datetime | None = None,
     limits: Limits = Limits(),
 ) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is never shown again. `allowed_models` are model ids; none means all.
+    """Create a key; return it with its secret, which is never shown again. No `allowed_models` means all models.
 
     Raises InvalidRequest when the name is empty or too long, a model is unknown, the expiry is past or naive, or a
     limit is not a whole number from 1.
@@ -80,7 +80,7 @@ def create(
 def update(key_id: int, actor: Actor, **changes: Any) -> ApiKey:
     """Change a key's name, allowed models, expiry (None: never) or limits (None: none); the secret stays.
 
-    Every process of the gateway obeys within two seconds. Raises InvalidRequest, NotFound, and Conflict for a revoked
+    Every gateway process applies it within two seconds. Raises InvalidRequest, NotFound, and Conflict for a revoked
     key.
     """
     unknown = set(changes) - _CHANGEABLE
@@ -98,12 +98,12 @@ def update(key_id: int, actor: Actor, **changes: Any) -> ApiKey:
 
 
 def rotate(key_id: int, actor: Actor, *, grace: timedelta = timedelta(0)) -> tuple[ApiKey, str]:
-    """Give a key a new secret; the one before stays good for `grace`, so that programs can be changed meanwhile.
+    """Give a key a new secret; the old one stays valid for `grace`, so that clients can be changed meanwhile.
 
     Raises InvalidRequest for a grace outside 0 to GRACE_LONGEST, NotFound, and Conflict for a revoked key.
     """
     if not timedelta(0) <= grace <= GRACE_LONGEST:
-        text = f"The old secret may stay good for 0 to {int(GRACE_LONGEST.total_seconds())} seconds."
+        text = f"The old secret may stay valid for 0 to {int(GRACE_LONGEST.total_seconds())} seconds."
         raise InvalidRequest(text, problems=[{"code": "grace_invalid", "field": "graceSeconds", "message": text}])
     secret = _new_secret()
     with transaction.atomic():
@@ -118,7 +118,7 @@ def rotate(key_id: int, actor: Actor, *, grace: timedelta = timedelta(0)) -> tup
 
 
 def revoke(key_id: int, actor: Actor) -> ApiKey:
-    """End a key for good; every process of the gateway refuses it within two seconds. A second time changes nothing.
+    """Revoke a key for good; every gateway process refuses it within two seconds. A second time changes nothing.
 
     Raises NotFound.
     """
@@ -126,59 +126,59 @@ def revoke(key_id: int, actor: Actor) -> ApiKey:
         ended = ApiKey.objects.filter(id=key_id, revoked_at=None).update(revoked_at=clock.now())
         key = ApiKey.objects.filter(id=key_id).first()
         if key is None:
-            raise NotFound("There is no API key of that id.")
+            raise NotFound("No API key has that id.")
         if ended:
             _written(key, actor, "revoked")
     return key
 
 
 def get(key_id: int) -> ApiKey:
-    """One key. Raises NotFound."""
+    """Return one key. Raises NotFound."""
     key = ApiKey.objects.filter(id=key_id).first()
     if key is None:
-        raise NotFound("There is no API key of that id.")
+        raise NotFound("No API key has that id.")
     return key
 
 
 def listed(*, include_revoked: bool = False) -> QuerySet[ApiKey]:
-    """The keys, newest first."""
+    """Return the keys, newest first."""
     keys = ApiKey.objects.all()
     return keys if include_revoked else keys.filter(revoked_at=None)
 
 
 def _live(key_id: int) -> ApiKey:
-    """The row, locked where the database can, so that two rotations stand in line."""
+    """Return the row, locked where the database can, so that two rotations run one after the other."""
     key = ApiKey.objects.select_for_update().filter(id=key_id).first()
     if key is None:
-        raise NotFound("There is no API key of that id.")
+        raise NotFound("No API key has that id.")
     if key.revoked_at is not None:
-        raise Conflict("This API key is revoked. Make a new one.")
+        raise Conflict("This API key is revoked. Create a new one.")
     return key
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` as they are stored. Raises InvalidRequest with one problem for each that cannot be."""
+    """Return `values` as stored. Raises InvalidRequest with one problem for each invalid value."""
     found = dict(values)
     problems: list[dict[str, str]] = []
     if "name" in found:
         found["name"] = str(found["name"]).strip()
         if not found["name"] or len(found["name"]) > NAME_LENGTH or not found["name"].isprintable():
-            text = f"Give the key a name of 1 to {NAME_LENGTH} printable characters."
+            text = f"Enter a name of 1 to {NAME_LENGTH} printable characters."
             problems.append({"code": "name_invalid", "field": "name", "message": text})
     if "allowed_models" in found:
         found["allowed_models"] = list(dict.fromkeys(found["allowed_models"]))
         problems += _unknown_models(found["allowed_models"])
     expires_at = found.get("expires_at")
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= clock.now()):
-        text = "Give a moment in the future, with its time zone."
+        text = "Enter a time in the future with its time zone."
         problems.append({"code": "expiry_invalid", "field": "expiresAt", "message": text})
     for limit in LIMIT_NAMES:
         value = found.get(limit)
         if value is not None and not (type(value) is int and 1 <= value <= LIMIT_HIGHEST):
-            text = f"Give a whole number from 1 to {LIMIT_HIGHEST}, or nothing for no limit."
+            text = f"Enter a whole number from 1 to {LIMIT_HIGHEST}, or leave it empty for no limit."
             problems.append({"code": "limit_invalid", "field": _OUTER[limit], "message": text})
     if problems:
-        raise InvalidRequest("The key cannot be made as asked.", problems=problems)
+        raise InvalidRequest("The key is invalid.", problems=problems)
     return found
 
 
@@ -192,7 +192,7 @@ _OUTER = {
 def _unknown_models(allowed: Sequence[str]) -> list[dict[str, str]]:
     known = set(ModelDefinition.objects.filter(id__in=allowed).values_list("id", flat=True))
     return [
-        {"code": "model_unknown", "field": "allowedModels", "message": f"There is no model {model_id[:64]!r}."}
+        {"code": "model_unknown", "field": "allowedModels", "message": f"Model {model_id[:64]!r} does not exist."}
         for model_id in allowed
         if model_id not in known
     ]
@@ -201,4 +201,4 @@ def _unknown_models(allowed: Sequence[str]) -> list[dict[str, str]]:
 def _written(key: ApiKey, actor: Actor, verb: str) -> None:
     routing.bump()
     audit_log.record("api-key", actor, target=f"{key.name} ({key.id})", detail=verb)
-    transaction.on_commit(lambda: hints.changed("keys", str(key.id)))
+    transaction.on_commit(lambda: invalidations.changed("keys", str(key.id)))

@@ -1,4 +1,4 @@
-"""The version of what the gateway routes by: bumped in the transaction of every write that the gateway must see."""
+"""The version of the gateway's routing table: bumped in the transaction of every write that the gateway must see."""
 
 from django.db.models import F
 
@@ -6,9 +6,9 @@ from models_app.models import RoutingVersion
 
 
 def bump() -> None:
-    """Count the routing version up by one, inside the caller's transaction.
+    """Increase the routing version by one, inside the caller's transaction.
 
-    The row's lock is held until that transaction ends: writers of names and placements stand in one line.
+    The row's lock is held until that transaction ends, so writers of names and placements run one after the other.
     """
     if not RoutingVersion.objects.filter(singleton=True).update(version=F("version") + 1):
         RoutingVersion.objects.get_or_create(singleton=True)
@@ -16,5 +16,5 @@ def bump() -> None:
 
 
 def version() -> int:
-    """The present version; 0 before the first write."""
+    """Return the present version; 0 before the first write."""
     return RoutingVersion.objects.filter(singleton=True).values_list("version", flat=True).first() or 0

@@ -1,4 +1,4 @@
-"""What we want of a placement (`DESIRED`) and what is seen of it (`OBSERVED`). Diagrams: docs/states/."""
+"""The desired (`DESIRED`) and observed (`OBSERVED`) states of a placement. Diagrams: docs/states/."""
 
 from mirbad.kernel.states import StateTable
 
@@ -27,4 +27,4 @@ OBSERVED = StateTable(
         FAILED: _SEEN,
     },
 )
-"""The machine says what it says: any state may follow any other between two looks."""
+"""Machines report as they find: any state may follow any other between two observations."""

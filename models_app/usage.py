@@ -1,4 +1,4 @@
-"""Sums of use by key, model and day: written in bulk by the gateway, read by pages and ``/api/usage``."""
+"""Usage by key, model and day: written in bulk by the gateway, read by pages and ``/api/usage``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mirbad.kernel import clock
 from models_app.models import ApiKey, UsageDay
 
 PAGES_KEY = 0
-"""Stands for Mirbad's own pages, which ask without a key."""
+"""The number of Mirbad's own pages, which use no key."""
 
 Place = tuple[int, str, date]
 """Key number, model id, UTC day."""
@@ -19,7 +19,7 @@ Place = tuple[int, str, date]
 
 @dataclass(slots=True)
 class Sums:
-    """What is added up for one place; the meaning of each is in `UsageDay`."""
+    """The sums of one place; `UsageDay` documents each."""
 
     requests: int = 0
     failed: int = 0
@@ -32,7 +32,7 @@ _ADDED = ("requests", "failed", "unreported", "prompt_tokens", "completion_token
 
 
 def add(sums: Mapping[Place, Sums]) -> None:
-    """Add to the rows, in one transaction, safely beside other processes that add to the same ones."""
+    """Add to the rows in one transaction, safe with other processes that add to the same rows."""
     if not sums:
         return
     table = connection.ops.quote_name(UsageDay._meta.db_table)  # noqa: SLF001  Django documents it
@@ -44,21 +44,21 @@ def add(sums: Mapping[Place, Sums]) -> None:
     )
     rows = [
         (*place, *(getattr(found, name) for name in _ADDED))
-        for place, found in sorted(sums.items())  # one order in all processes: no two wait for each other
+        for place, found in sorted(sums.items())  # one order in all processes, so that no two wait for each other
     ]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.executemany(statement, rows)
 
 
 def used(key_ids: set[int]) -> None:
-    """Note that keys were used just now."""
+    """Record that keys were used just now."""
     ApiKey.objects.filter(id__in=key_ids).update(last_used_at=clock.now())
 
 
 def found(
     *, key: int | None = None, model: str = "", start: date | None = None, end: date | None = None
 ) -> QuerySet[UsageDay]:
-    """Rows of the days from `start` to `end`, both included, the latest day first."""
+    """Return the rows of the days from `start` to `end`, both included, the latest day first."""
     rows = UsageDay.objects.all()
     if key is not None:
         rows = rows.filter(key_number=key)
@@ -72,5 +72,5 @@ def found(
 
 
 def key_names() -> dict[int, str]:
-    """What to call each key number, revoked ones too; one query."""
+    """Return the name of each key number, revoked ones too; one query."""
     return {PAGES_KEY: "Playground", **dict(ApiKey.objects.values_list("id", "name"))}

@@ -1,7 +1,7 @@
-"""Maintenance windows: opened and closed by what needs models left alone, read by the gateway.
+"""Maintenance windows: opened and closed by an action that needs models left alone, read by the gateway.
 
-Whether a window is over one node or over the whole of ``/v1`` is decided once, when it opens: as
-``MIRBAD_MAINTENANCE_NODE_SCOPED`` says, and without it by whether there are two or more fleet members.
+The scope is decided when a window opens, one node or the whole of ``/v1``: by ``MIRBAD_MAINTENANCE_NODE_SCOPED``, and
+without it by whether there are two or more fleet members.
 """
 
 import math
@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, NotFound
-from mirbad.live import hints
+from mirbad.live import invalidations
 from models_app import routing
 from models_app.models import MaintenanceWindow
 from nodes import queries as node_queries
@@ -25,7 +25,7 @@ _SEVERAL = 2
 
 
 def is_node_scoped() -> bool:
-    """Whether a window that opens now is over one node only."""
+    """Return whether a window that opens now covers one node only."""
     chosen = settings().maintenance_node_scoped
     if chosen is not None:
         return chosen == "true"
@@ -41,10 +41,10 @@ def open_window(
     estimate: timedelta,
     node_scoped: bool | None = None,
 ) -> MaintenanceWindow:
-    """Pause models for `holder`. `purpose` completes "Mirbad is running …", as "a benchmark".
+    """Pause models for `holder`. `purpose` completes "Mirbad is running …", for instance "a benchmark".
 
-    `node_scoped` None decides now; one that was decided before is obeyed. Opening again what is open only renews its
-    estimate. Raises Conflict when another holder has a window over the same node.
+    `node_scoped` None decides now; otherwise it is used as given. Opening an open window renews its estimate only.
+    Raises Conflict when another holder has a window over the same node.
     """
     scoped = is_node_scoped() if node_scoped is None else node_scoped
     until = clock.now() + max(estimate, SHORTEST_ESTIMATE)
@@ -64,12 +64,12 @@ def open_window(
                 window.save(update_fields=["until"])
             _changed(model_id)
     except IntegrityError:
-        raise Conflict(f"Another job holds node {node_id!r} in a maintenance window. Wait for it to end.") from None
+        raise Conflict(f"Another job holds node {node_id!r} in a maintenance window. Wait for it to finish.") from None
     return window
 
 
 def extend(holder: str, estimate: timedelta) -> MaintenanceWindow:
-    """Say again how long it will take, from now. Raises NotFound when the window is closed."""
+    """Renew the estimate, from now. Raises NotFound when the window is closed."""
     with transaction.atomic():
         window = MaintenanceWindow.objects.filter(holder=holder).first()
         if window is None:
@@ -81,7 +81,7 @@ def extend(holder: str, estimate: timedelta) -> MaintenanceWindow:
 
 
 def close_window(holder: str) -> bool:
-    """Let models be used again; whether a window was open."""
+    """Close the window; return whether one was open."""
     with transaction.atomic():
         window = MaintenanceWindow.objects.filter(holder=holder).first()
         if window is None:
@@ -92,12 +92,12 @@ def close_window(holder: str) -> bool:
 
 
 def open_windows() -> QuerySet[MaintenanceWindow]:
-    """All open windows, the oldest first."""
+    """Return all open windows, the oldest first."""
     return MaintenanceWindow.objects.all()
 
 
 def words(window: MaintenanceWindow, now: datetime) -> str:
-    """What a client of ``/v1`` is told."""
+    """Return the sentence for clients of ``/v1``."""
     where = f" on node {window.node_id_text}" if window.node_id_text else ""
     paused = f"the models of node {window.node_id_text} are" if window.node_id_text else "the API is"
     until = _until(window, now).strftime("%H:%M")
@@ -105,21 +105,21 @@ def words(window: MaintenanceWindow, now: datetime) -> str:
 
 
 def retry_seconds(window: MaintenanceWindow, now: datetime) -> int:
-    """When to come back: the estimate, at least 30 seconds."""
+    """Return the seconds until a retry: the estimate, at least 30 seconds."""
     return math.ceil((_until(window, now) - now).total_seconds())
 
 
 def is_recovering() -> bool:
-    """Whether this master only waits for a backup: by its setting, or by the file ``recovery`` in its data folder."""
+    """Return whether the recovery mode closes `/v1`: by its setting, or by the file ``recovery`` in its data."""
     read = settings()
     return read.recovery_mode == FLEET_RESTORE or (read.data / RECOVERY_MARKER).is_file()
 
 
 def _until(window: MaintenanceWindow, now: datetime) -> datetime:
-    # An estimate that has passed is not the end: the window is open until its holder closes it.
+    # A passed estimate is not the end: the window is open until its holder closes it.
     return max(window.until, now + SHORTEST_ESTIMATE)
 
 
 def _changed(model_id: str) -> None:
     routing.bump()
-    transaction.on_commit(lambda: hints.changed("models", model_id))
+    transaction.on_commit(lambda: invalidations.changed("models", model_id))

@@ -1,1 +1,1 @@
-"""Machines: who they are, whether we may talk to them, and what they say of themselves."""
+"""Machines: their identity, the permission to command them, and the state that they report."""

@@ -1,4 +1,4 @@
-"""Where an agent may be dialled: which addresses are accepted, and which are this machine's own."""
+"""Agent addresses: the ones that the master may connect to, and the ones of this machine."""
 
 import errno
 import ipaddress
@@ -19,41 +19,41 @@ _THIS_NETWORK = ipaddress.ip_network("0.0.0.0/8")
 
 
 class BadAddress(InvalidRequest):
-    """The master must not dial this address; the sentence says why and what to give instead."""
+    """The master must not connect to this address; the sentence gives the reason and the fix."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, problems=[{"code": "address_invalid", "message": detail, "field": "address"}])
 
 
 def canonical(address: IPAddress) -> IPAddress:
-    """An IPv4 address that came dressed as IPv6, undressed; everything else as it is."""
+    """Return an IPv4 address that is mapped into IPv6 as IPv4; any other address unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses that the resolver knows for `host`. Raises OSError."""
+    """Return the addresses of `host` from the resolver. Raises OSError."""
     return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
 
 
 def problem_of(address: IPAddress, *, loopback_allowed: bool) -> str | None:
-    """Why `address` may not be an agent's, as the end of a sentence; None when it may."""
+    """Return the reason why `address` cannot be an agent's, as the end of a sentence; None when it can."""
     plain = canonical(address)
     if plain.is_loopback:
-        return None if loopback_allowed else "is a loopback address, which means the master itself"
+        return None if loopback_allowed else "is a loopback address, which is the master itself"
     if plain.is_unspecified or plain in _THIS_NETWORK:
-        return "is no address of a machine"
+        return "is not a host address"
     if plain.is_multicast or str(plain) == "255.255.255.255":
-        return "is not the address of one machine"
+        return "is a multicast or broadcast address"
     if plain.is_link_local:
-        return "is a link-local address, which works on one cable only"
+        return "is a link-local address, which is valid on one link only"
     if isinstance(plain, ipaddress.IPv4Address) and plain.is_reserved:
         return "is a reserved address"
     return None
 
 
 def check(host: str, port: int, *, loopback_allowed: bool, resolver: Resolve = resolve) -> str:
-    """`host` (an address or a DNS name) in the form that is stored. Raises BadAddress.
+    """Return `host` (an address or a DNS name) in the form that is stored. Raises BadAddress.
 
     A name is resolved once and every address behind it must pass; a port of the master itself is refused.
     """
@@ -66,11 +66,11 @@ def check(host: str, port: int, *, loopback_allowed: bool, resolver: Resolve = r
         stored = text.lower().removesuffix(".")
     for address in found:
         if "%" in str(address):
-            raise BadAddress(f"The agent address {text} names a network interface. Give the machine's own address.")
+            raise BadAddress(f"The agent address {text} names a network interface. Use the machine's address.")
         if problem := problem_of(address, loopback_allowed=loopback_allowed):
-            raise BadAddress(f"The agent address {text} {problem}. Give the machine's own address.")
+            raise BadAddress(f"The agent address {text} {problem}. Use the machine's address.")
         if port in master_ports() and is_own(address):
-            raise BadAddress(f"Port {port} on {text} is the master's own. Give the port that the agent listens on.")
+            raise BadAddress(f"Port {port} on {text} belongs to the master. Use the port that the agent listens on.")
     return stored
 
 
@@ -80,20 +80,20 @@ def _resolved(name: str, resolver: Resolve) -> list[IPAddress]:
     try:
         found = [ipaddress.ip_address(text) for text in resolver(name)]
     except (OSError, UnicodeError) as error:
-        raise BadAddress(f"The host name {name} does not resolve on the master. Give an IP address.") from error
+        raise BadAddress(f"The host name {name} does not resolve on the master. Use an IP address.") from error
     if not found:
-        raise BadAddress(f"The host name {name} does not resolve on the master. Give an IP address.")
+        raise BadAddress(f"The host name {name} does not resolve on the master. Use an IP address.")
     return found
 
 
 def master_ports() -> frozenset[int]:
-    """Ports on which this master serves."""
+    """Return the ports on which this master serves."""
     configured = settings()
     return frozenset({configured.port, configured.enroll_port})
 
 
 def is_own(address: IPAddress) -> bool:
-    """Whether `address` belongs to this machine: only such an address can be bound."""
+    """Return whether `address` belongs to this machine: only such an address can be bound."""
     plain = canonical(address)
     if plain.is_loopback:
         return True
@@ -107,7 +107,7 @@ def is_own(address: IPAddress) -> bool:
 
 
 def own_addresses() -> frozenset[str]:
-    """Addresses of this machine's interfaces, without link-local ones."""
+    """Return the addresses of this machine's interfaces, without link-local ones."""
     found = set()
     for entries in psutil.net_if_addrs().values():
         for entry in entries:

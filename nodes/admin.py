@@ -1,4 +1,4 @@
-"""Nodes in the Django admin: looking, admission, draining. Sealed keys and token digests are never shown."""
+"""Nodes in the Django admin: view, approve, reject, drain. Sealed keys and token digests are never shown."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from mirbad.accounts import actors
-from mirbad.api.looking import LookingAdmin
+from mirbad.api.read_only_admin import ReadOnlyAdmin
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
 from mirbad.kernel.roles import OPERATOR, has_role
@@ -26,6 +26,7 @@ from nodes.models import (
     Node,
     NodeCondition,
     NodePin,
+    NodeWitness,
     RevokedKey,
     TelemetryProgress,
     TelemetrySample,
@@ -33,8 +34,8 @@ from nodes.models import (
 
 
 @admin.register(Node)
-class NodeAdmin(LookingAdmin):
-    """Machines, as wanted and as seen. What else may be done with one is added by the apps above."""
+class NodeAdmin(ReadOnlyAdmin):
+    """Machines, desired and observed. The apps above add further actions."""
 
     list_display = ("id", "display_name", "lifecycle", "draining", "reachability", "address", "last_seen_at")
     list_filter = ("lifecycle", "reachability", "draining")
@@ -42,38 +43,38 @@ class NodeAdmin(LookingAdmin):
     actions: tuple[str, ...] = ("approve", "reject", "drain", "undrain")
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Operators."""
+        """Return whether the person is an operator."""
         return has_role(request.user, OPERATOR)
 
-    @admin.action(description="Approve the chosen nodes…", permissions=["operate"])
+    @admin.action(description="Approve selected nodes…", permissions=["operate"])
     def approve(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse | None:
-        """Admit them, each by the key that was shown on the page before."""
+        """Approve the selected nodes, each by the key that the confirmation page showed."""
         if "seen" not in request.POST:
             return self._ask(request, queryset, "approve")
 
-        def by_the_key_that_was_seen(node_id: str, actor: Actor) -> Node:
+        def by_observed_key(node_id: str, actor: Actor) -> Node:
             return registry.approve(node_id, request.POST.get(f"key-{node_id}", ""), actor)
 
-        self._each(request, queryset, by_the_key_that_was_seen, "is approved")
+        self._each(request, queryset, by_observed_key, "is approved")
         return None
 
-    @admin.action(description="Reject the chosen nodes…", permissions=["operate"])
+    @admin.action(description="Reject selected nodes…", permissions=["operate"])
     def reject(self, request: HttpRequest, queryset: QuerySet[Node]) -> HttpResponse | None:
-        """Forget their requests and keys, once that was confirmed."""
+        """Delete the selected enrollment requests and their keys, after a confirmation."""
         if "seen" not in request.POST:
             return self._ask(request, queryset, "reject")
-        self._each(request, queryset, registry.reject, "is rejected; its id may be used again")
+        self._each(request, queryset, registry.reject, "is rejected; its id can be used again")
         return None
 
-    @admin.action(description="Drain the chosen nodes", permissions=["operate"])
+    @admin.action(description="Drain selected nodes", permissions=["operate"])
     def drain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
-        """No new work for them."""
+        """Keep new models off the selected nodes."""
         self._each(request, queryset, registry.drain, "is draining")
 
-    @admin.action(description="Undrain the chosen nodes", permissions=["operate"])
+    @admin.action(description="Undrain selected nodes", permissions=["operate"])
     def undrain(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
-        """Work for them again."""
-        self._each(request, queryset, registry.undrain, "takes work again")
+        """Accept new models on the selected nodes again."""
+        self._each(request, queryset, registry.undrain, "accepts new models again")
 
     def _ask(self, request: HttpRequest, nodes: QuerySet[Node], action: str) -> HttpResponse:
         pins = NodePin.objects.filter(node__in=nodes, slot=NodePin.PENDING)
@@ -101,7 +102,7 @@ class NodeAdmin(LookingAdmin):
 
 
 @admin.register(Gpu)
-class GpuAdmin(LookingAdmin):
+class GpuAdmin(ReadOnlyAdmin):
     """GPUs by UUID."""
 
     list_display = ("uuid", "node", "index", "name", "memory_bytes", "present")
@@ -109,8 +110,8 @@ class GpuAdmin(LookingAdmin):
 
 
 @admin.register(NodeCondition)
-class NodeConditionAdmin(LookingAdmin):
-    """Reasons for which nodes read Degraded."""
+class NodeConditionAdmin(ReadOnlyAdmin):
+    """Reasons for which nodes are Degraded."""
 
     list_display = ("node", "code", "subject", "detail", "source", "since")
     list_filter = ("code", "source")
@@ -118,22 +119,22 @@ class NodeConditionAdmin(LookingAdmin):
 
 
 @admin.register(NodePin)
-class NodePinAdmin(LookingAdmin):
-    """Keys that nodes must show."""
+class NodePinAdmin(ReadOnlyAdmin):
+    """Keys that nodes must present."""
 
     list_display = ("node", "slot", "spki_sha256", "cert_not_after")
     list_select_related = ("node",)
 
 
 @admin.register(RevokedKey)
-class RevokedKeyAdmin(LookingAdmin):
-    """Keys that never come back."""
+class RevokedKeyAdmin(ReadOnlyAdmin):
+    """Keys that are revoked for good."""
 
     list_display = ("spki_sha256", "node_id_text", "revoked_at")
 
 
 @admin.register(JoinToken)
-class JoinTokenAdmin(LookingAdmin):
+class JoinTokenAdmin(ReadOnlyAdmin):
     """Join tokens without their digests and answers."""
 
     list_display = ("id", "purpose", "node_id_text", "created_at", "expires_at", "used_at", "used_from", "created_by")
@@ -142,30 +143,30 @@ class JoinTokenAdmin(LookingAdmin):
     actions = ("withdraw",)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Operators."""
+        """Return whether the person is an operator."""
         return has_role(request.user, OPERATOR)
 
-    @admin.action(description="Withdraw the unused tokens of the chosen nodes", permissions=["operate"])
+    @admin.action(description="Revoke unused tokens of the selected nodes", permissions=["operate"])
     def withdraw(self, request: HttpRequest, queryset: QuerySet[JoinToken]) -> None:
-        """They enroll nobody from now on."""
+        """Revoke the unused tokens, so that they enroll nothing."""
         for node_id in sorted(set(queryset.values_list("node_id_text", flat=True))):
             try:
                 count = tokens.withdraw(node_id, actors.of(request))
             except MirbadError as error:
                 self.message_user(request, error.detail, messages.WARNING)
             else:
-                self.message_user(request, f"{count} unused token(s) of {node_id} withdrawn.", messages.SUCCESS)
+                self.message_user(request, f"{count} unused token(s) of {node_id} revoked.", messages.SUCCESS)
 
 
 @admin.register(Lease)
-class LeaseAdmin(LookingAdmin):
-    """Which process holds what."""
+class LeaseAdmin(ReadOnlyAdmin):
+    """Leases and the processes that hold them."""
 
     list_display = ("name", "owner", "expires_at")
 
 
 @admin.register(Authority)
-class AuthorityAdmin(LookingAdmin):
+class AuthorityAdmin(ReadOnlyAdmin):
     """CA certificates without their keys."""
 
     list_display = ("slot", "sha256", "created_at")
@@ -173,32 +174,40 @@ class AuthorityAdmin(LookingAdmin):
 
 
 @admin.register(CaRotation)
-class CaRotationAdmin(LookingAdmin):
-    """Rotations of the CA without their keys."""
+class CaRotationAdmin(ReadOnlyAdmin):
+    """CA rotations without their keys."""
 
     list_display = ("id", "stage", "started_at", "stage_since", "finished_at", "close_asked_at")
     exclude = ("old_client_key_sealed", "new_client_key_sealed", "old_enroll_key_sealed", "new_enroll_key_sealed")
 
 
 @admin.register(CaRotationNode)
-class CaRotationNodeAdmin(LookingAdmin):
-    """How far each node has come in a rotation."""
+class CaRotationNodeAdmin(ReadOnlyAdmin):
+    """The progress of each node in a CA rotation."""
 
     list_display = ("rotation", "node", "done_stage", "outcome", "tried_at", "problem")
     list_filter = ("outcome",)
 
 
+@admin.register(NodeWitness)
+class NodeWitnessAdmin(ReadOnlyAdmin):
+    """The heads of the audit log that nodes hold."""
+
+    list_display = ("node", "agrees", "at")
+    list_filter = ("agrees",)
+
+
 @admin.register(MasterIdentity)
-class MasterIdentityAdmin(LookingAdmin):
+class MasterIdentityAdmin(ReadOnlyAdmin):
     """The master's identity without its keys."""
 
-    list_display = ("epoch", "instance_id", "fenced_reason", "updated_at")
+    list_display = ("epoch", "instance_id", "fenced_reason", "stood_down_at", "updated_at")
     exclude = ("client_key_sealed", "enroll_key_sealed")
 
 
 @admin.register(TelemetrySample)
-class TelemetrySampleAdmin(LookingAdmin):
-    """What nodes measured."""
+class TelemetrySampleAdmin(ReadOnlyAdmin):
+    """Measurements of nodes."""
 
     list_display = ("node_id_text", "at", "step", "samples")
     list_filter = ("step",)
@@ -207,7 +216,7 @@ class TelemetrySampleAdmin(LookingAdmin):
 
 
 @admin.register(TelemetryProgress)
-class TelemetryProgressAdmin(LookingAdmin):
-    """Up to when samples were averaged."""
+class TelemetryProgressAdmin(ReadOnlyAdmin):
+    """The moments up to which samples have been averaged."""
 
     list_display = ("step", "until")

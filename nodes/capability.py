@@ -1,4 +1,4 @@
-"""What a node can do, as rows: pure reading of its `Capabilities`."""
+"""A node's `Capabilities` as rows; pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from agent.wire.capability import Capabilities
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """What is kept of one GPU. None is unknown; an unknown value never replaces a known one of the same card."""
+    """The stored columns of one GPU. None is unknown; an unknown value never replaces a known one of the same card."""
 
     uuid: str
     index: int | None
@@ -17,7 +17,7 @@ class GpuRow:
     shares_host_memory: bool | None
 
     def columns(self) -> dict[str, Any]:
-        """Column values of the row, without those that are unknown."""
+        """Return the column values of the row, without unknown ones."""
         values = {
             "index": self.index,
             "name": self.name or None,
@@ -28,7 +28,7 @@ class GpuRow:
 
 
 def gpu_rows(capabilities: Capabilities) -> tuple[GpuRow, ...]:
-    """One row a GPU, each UUID once (the first report of it counts)."""
+    """Return one row per GPU, each UUID once (its first report counts)."""
     rows: dict[str, GpuRow] = {}
     for gpu in capabilities.gpus:
         rows.setdefault(
@@ -45,13 +45,13 @@ def gpu_rows(capabilities: Capabilities) -> tuple[GpuRow, ...]:
 
 
 def problems(capabilities: Capabilities) -> tuple[tuple[str, str, str], ...]:
-    """What the node itself says is wrong with it, as ``(code, subject, sentence)``."""
+    """Return the problems that the node reports of itself, as ``(code, subject, sentence)``."""
     found = []
     if capabilities.gpu_problem:
         found.append(("gpu_problem", "", capabilities.gpu_problem))
     for gpu in capabilities.gpus:
-        # A driver that does not answer is said once, not of each card.
+        # A driver that does not respond is reported once, not for each card.
         if gpu.problem and not (capabilities.gpu_problem and capabilities.gpu_problem in gpu.problem):
             words = gpu.problem if gpu.problem.startswith("GPU ") else f"GPU {gpu.uuid}: {gpu.problem}"
-            found.append(("gpu_problem", gpu.uuid, words))
+            found.append((gpu.problem_code or "gpu_problem", gpu.uuid, words))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Reasons for which a node reads Degraded, kept as rows. Each source owns its rows and states all of them at once."""
+"""Reasons for which a node is Degraded, stored as rows. Each source owns its rows and writes all of them at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from django.db import transaction
 
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
-from mirbad.live import hints
+from mirbad.live import invalidations
 from nodes.models import NodeCondition
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One reason. `subject` tells several of one code apart (a model, a GPU); `detail` is a sentence for a person."""
+    """One reason. `subject` distinguishes several of one code (a model, a GPU); `detail` is a sentence for a person."""
 
     code: str
     detail: str
@@ -22,18 +22,20 @@ class Condition:
 
 
 CLOCK_TOLERANCE = timedelta(minutes=15)
-"""How far a node's clock may be from the master's. Certificates are issued an hour back in time, so this much works."""
+"""The largest accepted difference between a node's clock and the master's. Certificates are issued an hour back in
+time, so this much works.
+"""
 
 _ALARM_LEFT = 15 / 90
 
 
 def certificate_alarm_at(now: datetime) -> datetime:
-    """A certificate that ends before this moment should have been renewed by `now`."""
+    """Return the moment before which a certificate that expires should have been renewed by `now`."""
     return now + settings().agent_certificate_life * _ALARM_LEFT
 
 
 def note_certificate(node_id: str, not_after: datetime | None) -> bool:
-    """Say that the node's certificate was not renewed in time, once a sixth of its life is left; else take it back."""
+    """Set or clear the condition that the certificate was not renewed in time: set once a sixth of its life is left."""
     if not_after is None or not_after > certificate_alarm_at(clock.now()):
         return replace(node_id, "certificate", [])
     verb = "expired" if not_after <= clock.now() else "expires"
@@ -42,24 +44,24 @@ def note_certificate(node_id: str, not_after: datetime | None) -> bool:
 
 
 def note_clock(node_id: str, theirs: datetime | None) -> bool:
-    """Say that the node's clock is wrong, with both times, once it is too far from the master's; else take it back."""
+    """Set or clear the condition that the node's clock differs too much from the master's, with both times."""
     now = clock.now()
     if theirs is None or abs(theirs - now) <= CLOCK_TOLERANCE:
         return replace(node_id, "clock", [])
     text = (
         f"The node's clock says {theirs:%Y-%m-%d %H:%M} UTC while the master's says {now:%Y-%m-%d %H:%M} UTC. "
-        "Set the wrong one right: certificates fail by it."
+        "Correct the wrong clock, or certificates will fail."
     )
     return replace(node_id, "clock", [Condition("clock_differs", text)])
 
 
 def replace(node_id: str, source: str, conditions: Iterable[Condition]) -> bool:
-    """Make `conditions` all that `source` says of the node; says whether that changed anything.
+    """Replace all conditions of `source` on the node; return whether anything changed.
 
     A reason that stays keeps its `since`.
     """
     wanted = {(item.code[:40], item.subject[:120]): item.detail[:500] for item in conditions}
-    # Most often nothing changed, and then nobody who writes has to wait.
+    # Mostly nothing has changed, and then no writer has to wait for the lock.
     if {(row.code, row.subject): row.detail for row in _stored(node_id, source)} == wanted:
         return False
     with transaction.atomic():
@@ -79,7 +81,7 @@ def replace(node_id: str, source: str, conditions: Iterable[Condition]) -> bool:
             row.detail = wanted[row.code, row.subject]
         NodeCondition.objects.bulk_update(changed, ["detail"])
         NodeCondition.objects.bulk_create(fresh, ignore_conflicts=True)
-        transaction.on_commit(lambda: hints.changed("nodes", node_id))
+        transaction.on_commit(lambda: invalidations.changed("nodes", node_id))
     return True
 
 

@@ -1,4 +1,4 @@
-"""Named leases: at most one process at a time does a thing. Times are those of the process that asks."""
+"""Named leases: at most one process at a time does a duty. Times are those of the calling process."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ HOST_LENGTH = 40
 
 
 def take(name: str, owner: str, ttl: timedelta) -> bool:
-    """Take or renew the lease `name`; False while another owner holds it. Renew well before `ttl` is over."""
+    """Acquire or renew the lease `name`; False while another owner holds it. Renew well before `ttl` is over."""
     now = clock.now()
     free = Q(owner=owner) | Q(expires_at__lte=now)
     if Lease.objects.filter(free, name=name).update(owner=owner, expires_at=now + ttl):
@@ -32,12 +32,12 @@ def take(name: str, owner: str, ttl: timedelta) -> bool:
 
 
 def release(name: str, owner: str) -> bool:
-    """Give the lease back, if `owner` still holds it; says whether it did."""
+    """Release the lease if `owner` still holds it; return whether it did."""
     return bool(Lease.objects.filter(name=name, owner=owner).delete()[0])
 
 
 def release_dead(name: str) -> bool:
-    """Take the lease from a process of this host that was killed; says whether it did.
+    """Release the lease of a process of this host that was killed; return whether there was one.
 
     Owners call themselves ``host:pid:anything``. A process id that lives again means waiting for the end of the lease.
     """
@@ -50,10 +50,10 @@ def release_dead(name: str) -> bool:
 
 
 def owner_name() -> str:
-    """A name for this process that no other process has, in the form that `release_dead` reads."""
+    """Return a name that is unique to this process, in the form that `release_dead` reads."""
     return f"{socket.gethostname()[:HOST_LENGTH]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def holder(name: str) -> str | None:
-    """Who holds the lease now, None when nobody does."""
+    """Return the present holder, None when there is none."""
     return Lease.objects.filter(name=name, expires_at__gt=clock.now()).values_list("owner", flat=True).first()

@@ -1,6 +1,6 @@
-"""Figures of nodes and GPUs for Prometheus, from what was seen last. A node that is not heard has none: no old values.
+"""Metrics of nodes and GPUs for Prometheus, from the last observations. A silent node has none: no old values.
 
-Labels are bounded: approved nodes, their GPUs (128 a node), and the models that a GPU tells of (16 a GPU).
+Labels are bounded: approved nodes, their GPUs (128 per node), and the models that a GPU reports (16 per GPU).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,34 +18,34 @@ MOST_MODELS = 16
 _PREFIX = "mirbad_node_"
 
 _HOST = (
-    ("memory_total_bytes", "Memory of the machine.", "memoryTotalBytes", 1.0),
-    ("memory_available_bytes", "Memory that can be used without swapping.", "memoryAvailableBytes", 1.0),
+    ("memory_total_bytes", "Host memory.", "memoryTotalBytes", 1.0),
+    ("memory_available_bytes", "Host memory that is available without swapping.", "memoryAvailableBytes", 1.0),
     ("swap_used_bytes", "Swap in use.", "swapUsedBytes", 1.0),
-    ("cpu_ratio", "Share of all processors that is busy.", "cpuPercent", 0.01),
+    ("cpu_ratio", "CPU utilization of all cores, 0 to 1.", "cpuPercent", 0.01),
     ("load1", "Load over one minute.", "load1m", 1.0),
-    ("disk_total_bytes", "Size of the file system of the models root.", "diskTotalBytes", 1.0),
-    ("disk_free_bytes", "Free bytes there.", "diskFreeBytes", 1.0),
+    ("disk_total_bytes", "Size of the models root's file system.", "diskTotalBytes", 1.0),
+    ("disk_free_bytes", "Free bytes on the models root's file system.", "diskFreeBytes", 1.0),
     (
         "memory_bandwidth_bytes_per_second",
-        "Best measured rate at which all cores read memory.",
+        "Best measured memory read rate of all cores together.",
         "memoryBandwidthBytesPerSecond",
         1.0,
     ),
 )
 _GPU = (
-    ("gpu_memory_total_bytes", "Memory of the card.", "totalBytes", 1.0),
-    ("gpu_memory_used_bytes", "Memory in use.", "usedBytes", 1.0),
-    ("gpu_utilization_ratio", "Share of the time in which the card computed.", "utilizationPercent", 0.01),
+    ("gpu_memory_total_bytes", "GPU memory.", "totalBytes", 1.0),
+    ("gpu_memory_used_bytes", "GPU memory in use.", "usedBytes", 1.0),
+    ("gpu_utilization_ratio", "GPU utilization, 0 to 1.", "utilizationPercent", 0.01),
     ("gpu_temperature_celsius", "Temperature.", "temperatureCelsius", 1.0),
-    ("gpu_power_watts", "Power drawn.", "powerWatts", 1.0),
-    ("gpu_power_limit_watts", "Power that the card may draw.", "powerLimitWatts", 1.0),
-    ("gpu_processes", "Processes on the card.", "processCount", 1.0),
+    ("gpu_power_watts", "Power draw.", "powerWatts", 1.0),
+    ("gpu_power_limit_watts", "Power limit.", "powerLimitWatts", 1.0),
+    ("gpu_processes", "Processes on the GPU.", "processCount", 1.0),
 )
 
 
 @dataclass(slots=True)
 class _Gauge:
-    """One figure with its samples as text: a fleet of thousands of cards is written at once, beside model traffic."""
+    """One metric with its samples as text: a fleet of thousands of GPUs is written at once, beside model traffic."""
 
     name: str
     words: str
@@ -75,7 +75,7 @@ class _Node:
 
 
 def render() -> bytes:
-    """The text exposition of all nodes, as the database has them now; two statements."""
+    """Render the text exposition of all nodes from the database; two statements."""
     now = clock.now()
     nodes: dict[str, _Node] = {}
     for pk, name, reachability, host, at, seen_at in (
@@ -91,51 +91,51 @@ def render() -> bytes:
 
 
 def _of_nodes(nodes: Iterable[_Node]) -> Iterator[_Gauge]:
-    online = _Gauge("online", "1 for an approved node that answers.")
-    info = _Gauge("info", "Names of nodes.")
-    seen = _Gauge("last_seen_timestamp_seconds", "When it was last heard.")
+    online = _Gauge("online", "1 for an approved node that is reachable.")
+    info = _Gauge("info", "Display names of nodes.")
+    observed = _Gauge("last_seen_timestamp_seconds", "Time of the last contact.")
     host = [_Gauge(name, words) for name, words, _, _ in _HOST]
     for node in nodes:
         online.add(node.labels, float(node.online))
         info.add(f"{node.labels},{_label('display_name', node.name)}", 1.0)
         if node.seen_at is not None:
-            seen.add(node.labels, node.seen_at.timestamp())
+            observed.add(node.labels, node.seen_at.timestamp())
         for gauge, (_, _, key, factor) in zip(host, _HOST, strict=True):
             value = _number(node.host.get(key)) if node.fresh else None
             if value is not None:
                 gauge.add(node.labels, value * factor)
-    yield from (online, info, seen, *host)
+    yield from (online, info, observed, *host)
 
 
 def _of_gpus(fresh: dict[str, str]) -> Iterator[_Gauge]:
-    info = _Gauge("gpu_info", "Names of cards.")
-    working = _Gauge("gpu_working", "1 for a card that answers, 0 for a lost one.")
-    models = _Gauge("gpu_model_memory_bytes", "Memory of a model on a card.")
+    info = _Gauge("gpu_info", "Names of GPUs.")
+    working = _Gauge("gpu_working", "1 for a working GPU, 0 for a lost one.")
+    models = _Gauge("gpu_model_memory_bytes", "Memory of a model on a GPU.")
     gauges = [_Gauge(name, words) for name, words, _, _ in _GPU]
     counts: dict[str, int] = {}
     rows = Gpu.objects.filter(node_id__in=fresh, present=True).order_by("node_id", "index", "uuid")
-    for node_id, uuid, index, name, seen in rows.values_list("node_id", "uuid", "index", "name", "seen"):
+    for node_id, uuid, index, name, observed in rows.values_list("node_id", "uuid", "index", "name", "seen"):
         counts[node_id] = counts.get(node_id, 0) + 1
         if counts[node_id] > MOST_GPUS:
             continue
         labels = f"{fresh[node_id]},{_label('gpu', uuid)}"
         info.add(f"{labels},{_label('index', '' if index is None else str(index))},{_label('name', name)}", 1.0)
-        if not seen:
+        if not observed:
             continue
-        working.add(labels, float(not seen.get("lost") and not seen.get("problem")))
+        working.add(labels, float(not observed.get("lost") and not observed.get("problem")))
         for gauge, (_, _, key, factor) in zip(gauges, _GPU, strict=True):
-            value = _number(seen.get(key))
+            value = _number(observed.get(key))
             if value is not None:
                 gauge.add(labels, value * factor)
-        for model, used in _models(seen):
+        for model, used in _models(observed):
             models.add(f"{labels},{_label('model', model)}", used)
     yield from (info, working, *gauges, models)
 
 
-def _models(seen: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Memory by model id; of several instances of one model the sum."""
+def _models(observed: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield memory by model id; the sum over several instances of one model."""
     found: dict[str, float] = {}
-    for use in (seen.get("models") or ())[:MOST_MODELS]:
+    for use in (observed.get("models") or ())[:MOST_MODELS]:
         used = _number(use.get("usedBytes"))
         if used is not None:
             model = str(use.get("modelId", ""))[:64]

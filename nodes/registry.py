@@ -1,4 +1,6 @@
-"""What is wanted of nodes: admitted, rejected, drained, set. Every write: guard, change, audit, announce on commit."""
+"""Desired state of nodes: approved, rejected, drained, configured. Every write: guard, change, audit, announce on
+commit.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,15 +9,15 @@ from django.db import transaction
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
-from agent.wire import images
+from agent.common import image_rules
 from audit import log as audit_log
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
+from mirbad.kernel.errors import Conflict, InvalidRequest
 from mirbad.kernel.guarded import transition
-from mirbad.live import hints
+from mirbad.live import invalidations
 from nodes import addresses, fencing
-from nodes.errors import NodeRevoked, PinChanged
+from nodes.errors import NodeRevoked, PinChanged, no_such_node
 from nodes.models import Gpu, JoinToken, Node, NodePin, RevokedKey
 from nodes.states import APPROVED, LIFECYCLE, PENDING, REVOKED
 
@@ -28,7 +30,7 @@ _Printable = r"^[^\x00-\x1f\x7f]*$"
 
 def _an_image(text: str) -> str:
     if text:
-        images.parse(text)
+        image_rules.parse(text)
     return text
 
 
@@ -39,13 +41,13 @@ _Digest = Annotated[str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 
 
 def _vllm(column: str) -> AliasChoices:
-    """The names of a column of the default vLLM image: on ``/api`` it says whose image it is."""
+    """Return the names of a column of the default vLLM image: on ``/api`` the name includes the runtime."""
     outer = column.replace("default_", "default_vllm_")
     return AliasChoices(to_camel(outer), outer, column, to_camel(column))
 
 
 class NodePatch(BaseModel):
-    """Settings of a node. Only fields that are given change; None clears a limit."""
+    """Settings of a node. Only given fields change; None clears a limit."""
 
     model_config = ConfigDict(
         extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, frozen=True
@@ -65,25 +67,25 @@ class NodePatch(BaseModel):
 
 
 def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
-    """Admit a node by the key that the operator saw; its unused tokens expire. The watcher then connects.
+    """Approve a node by the key that the operator compared; its unused tokens expire. The watcher then connects.
 
     Raises NotFound, NodeRevoked, Conflict (approved already, nothing to approve), PinChanged, InvalidRequest,
     MasterFenced.
     """
     seen = "".join(expected_spki.split()).replace(":", "").lower()
     if len(seen) != _SPKI_DIGITS:
-        raise InvalidRequest("Give the key fingerprint that you compared (64 hex digits) as expectedSpkiSha256.")
+        raise InvalidRequest("Send the key fingerprint that you compared (64 hex digits) as expectedSpkiSha256.")
     now = clock.now()
     with transaction.atomic():
         fencing.require_unfenced()
-        # Tokens before the node: a join takes its locks in the same order.
+        # Tokens before the node: a join acquires its locks in the same order.
         JoinToken.objects.filter(node_id_text=node_id, used_at=None, expires_at__gt=now).update(expires_at=now)
         node = _locked(node_id)
         if node.lifecycle == APPROVED:
-            raise Conflict(f"Node {node_id} is approved already.")
+            raise Conflict(f"Node {node_id} is already approved.")
         pin = NodePin.objects.filter(node=node, slot=NodePin.PENDING).first()
         if pin is None:
-            raise Conflict(f"Node {node_id} has not enrolled; there is no key to approve.")
+            raise Conflict(f"Node {node_id} has not enrolled, so it has no key to approve.")
         if pin.spki_sha256 != seen:
             raise PinChanged(
                 f"That is not the key of node {node_id}: it may have enrolled again with another key since you looked. "
@@ -91,7 +93,7 @@ def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
                 fields={"spkiSha256": pin.spki_sha256},
             )
         NodePin.objects.filter(pk=pin.pk).update(slot=NodePin.CURRENT)
-        name = _wished_name(node_id, pin.spki_sha256)
+        name = _requested_name(node_id, pin.spki_sha256)
         transition(
             Node.objects.filter(pk=node_id),
             LIFECYCLE,
@@ -106,7 +108,7 @@ def approve(node_id: str, expected_spki: str, actor: Actor) -> Node:
 
 
 def reject(node_id: str, actor: Actor) -> None:
-    """Delete an enrollment request with its key and its tokens; the id may be used again.
+    """Delete an enrollment request with its key and its tokens; the id can be used again.
 
     Raises NotFound, NodeRevoked, Conflict (approved already), MasterFenced.
     """
@@ -115,7 +117,7 @@ def reject(node_id: str, actor: Actor) -> None:
         JoinToken.objects.filter(node_id_text=node_id).delete()
         node = _locked(node_id)
         if node.lifecycle != PENDING:
-            raise Conflict(f"Node {node_id} is approved already; revoke it instead.")
+            raise Conflict(f"Node {node_id} is already approved. Revoke it instead.")
         spki = NodePin.objects.filter(node=node).values_list("spki_sha256", flat=True).first() or "none"
         node.delete()
         audit_log.record("node.reject", actor, node_id=node_id, target=node.address, detail=f"key {spki}")
@@ -123,12 +125,12 @@ def reject(node_id: str, actor: Actor) -> None:
 
 
 def drain(node_id: str, actor: Actor) -> Node:
-    """Let the node take no new work; what runs goes on. Raises NotFound, NodeRevoked, Conflict, MasterFenced."""
+    """Keep new models off the node; running ones keep running. Raises NotFound, NodeRevoked, Conflict, MasterFenced."""
     return _set_draining(node_id, actor, draining=True)
 
 
 def undrain(node_id: str, actor: Actor) -> Node:
-    """Let the node take work again. Raises as `drain`."""
+    """Accept new models on the node again. Raises as `drain`."""
     return _set_draining(node_id, actor, draining=False)
 
 
@@ -163,9 +165,10 @@ def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
 
 
 def follow_port(node_id: str, port: int, actor: Actor) -> bool:
-    """The master's own machine serves its agent on `port` now; says whether that is new.
+    """Record that the agent of the master's own machine listens on `port` now; return whether that is new.
 
-    A fenced master does it too: it asks nothing of a node, and only so is the node seen to obey another master.
+    A fenced master does it too: it commands no node, and otherwise would not observe that the node obeys another
+    master.
     """
     with transaction.atomic():
         own = Node.objects.filter(pk=node_id, is_bootstrap=True).exclude(lifecycle=REVOKED)
@@ -176,28 +179,30 @@ def follow_port(node_id: str, port: int, actor: Actor) -> bool:
     return True
 
 
-def keep_work_out(node_id: str) -> bool:
-    """Let the node take no new work while it is being revoked, in the caller's transaction; True when it took none."""
+def block_new_models(node_id: str) -> bool:
+    """Keep new models off a node that is being revoked, in the caller's transaction; True when none were accepted
+    before.
+    """
     changed = Node.objects.filter(pk=node_id, lifecycle=APPROVED, draining=False).update(draining=True)
     if changed:
         _announce(node_id)
     return not changed
 
 
-def let_work_in(node_id: str) -> None:
-    """The revoke did not come to pass: the node takes work as before. In the caller's transaction."""
+def allow_new_models(node_id: str) -> None:
+    """Accept new models as before, since the revoke did not complete. In the caller's transaction."""
     if Node.objects.filter(pk=node_id, lifecycle=APPROVED, draining=True).update(draining=False):
         _announce(node_id)
 
 
 def revoke(node_id: str, actor: Actor, *, operation_id: str = "") -> Node:
-    """Never speak to the node again: its keys are remembered as revoked, its id stays taken, its tokens expire.
+    """Revoke the node for good: its keys are recorded as revoked, its id stays in use, its tokens expire.
 
-    What runs there is the caller's concern, before this. Raises NotFound, NodeRevoked, MasterFenced.
+    A fenced master does it too: its own keys and rows change, and no node is called. Engines there are the caller's
+    concern, before this. Raises NotFound, NodeRevoked.
     """
     now = clock.now()
     with transaction.atomic():
-        fencing.require_unfenced()
         JoinToken.objects.filter(node_id_text=node_id).update(expires_at=now, answer=None)
         node = _locked(node_id)
         spkis = list(NodePin.objects.filter(node=node).values_list("spki_sha256", flat=True))
@@ -227,14 +232,14 @@ def _set_draining(node_id: str, actor: Actor, *, draining: bool) -> Node:
 def _locked(node_id: str) -> Node:
     node = Node.objects.select_for_update().filter(pk=node_id).first()
     if node is None:
-        raise NotFound(f"There is no node {node_id}.")
+        raise no_such_node(node_id)
     if node.lifecycle == REVOKED:
         raise NodeRevoked(f"Node {node_id} is revoked.")
     return node
 
 
-def _wished_name(node_id: str, spki: str) -> str:
-    """The display name given with the token that this key used."""
+def _requested_name(node_id: str, spki: str) -> str:
+    """Return the display name given with the token that this key used."""
     names = JoinToken.objects.filter(node_id_text=node_id, used_by_spki=spki).order_by("-used_at")
     return names.values_list("display_name", flat=True).first() or ""
 
@@ -271,4 +276,4 @@ def _read_patch(patch: Mapping[str, Any]) -> NodePatch:
 
 
 def _announce(node_id: str) -> None:
-    transaction.on_commit(lambda: hints.changed("nodes", node_id))
+    transaction.on_commit(lambda: invalidations.changed("nodes", node_id))

@@ -1,4 +1,4 @@
-"""What we want of a node (`LIFECYCLE`) and what is seen of it (`REACHABILITY`). Diagrams: docs/states/."""
+"""Desired states of a node (`LIFECYCLE`) and observed ones (`REACHABILITY`). Diagrams: docs/states/."""
 
 from mirbad.kernel.states import StateTable
 
@@ -34,7 +34,8 @@ REACHABILITY = StateTable(
 )
 
 RE_PAIR = "ca_rotation_stranded"
-"""The code of the condition of a node whose certificate is of a CA that is gone; it says so while Offline, too."""
+"""The code of the condition of a node whose certificate is of a CA that is gone; shown while the node is Offline, too.
+"""
 
 CA_STARTED = "Started"
 CA_AGENTS_TRUSTING = "AgentsTrusting"

@@ -1,7 +1,7 @@
 """`make test`: every suite, on SQLite and on PostgreSQL + Redis. ``python -m tests [NAME]`` runs one of them.
 
-The last line is the sum over all suites in pytest's own form. What a machine cannot run is skipped with its reason;
-with ``CI=true`` such a skip fails the run.
+The last line is the sum over all suites in pytest's own form; above it stands the name of each test that failed. Parts
+that a machine lacks are skipped with their reason; with ``CI=true`` such a skip fails the run.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.bench import services
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "tests" / ".cache"
-_LONG = "e2e or faults or browser or container"
+_LONG = ("e2e", "faults", "browser", "container")
 # No part of the machine is wanting in these: a test that speaks of one database runs on that one's turn, some faults do
 # not exist for root, and some inputs never reach the gateway behind one of its doors.
 _EXPECTED_SKIPS = (
@@ -25,46 +25,60 @@ _EXPECTED_SKIPS = (
     "only on PostgreSQL",
     "root reads every file",
     "root may delete in any folder",
-    "uvicorn's own server takes them",
-    "the streams of the other door",
+    "the streams of the other protocol",
 )
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Some tests on one kind of database."""
+    """Some tests on one kind of database: those with one of `marks` and none of `others`; all that are left without."""
 
     name: str
-    marked: str
-    parallel: int = 0
+    marks: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    parallel: int = 2
     postgres: bool = False
+
+    @property
+    def expression(self) -> str:
+        """The marks as pytest reads them."""
+        wanted, others = " or ".join(self.marks), " or ".join(self.others)
+        return " and ".join(part for part in (wanted and f"({wanted})", others and f"not ({others})") if part)
+
+    def files(self) -> list[str]:
+        """Return the files that hold one of `marks`: to collect all the others takes longer than some suites."""
+        words = [f"mark.{mark}" for mark in self.marks]
+        found = sorted((ROOT / "tests").rglob("test_*.py")) if words else []
+        return [str(path) for path in found if any(word in path.read_text() for word in words)]
 
 
 SUITES = (
-    Suite("unit-and-app", f"not ({_LONG})", parallel=2),
-    Suite("postgres", f"not ({_LONG}) and not unit", parallel=2, postgres=True),
-    Suite("e2e", "e2e or container", parallel=2),
-    Suite("faults", "faults", parallel=2),
-    Suite("browser", "browser", parallel=2),
+    Suite("unit-and-app", others=_LONG),
+    Suite("postgres", ("app",), others=_LONG, postgres=True),
+    Suite("e2e", ("e2e", "container"), parallel=3),  # these two wait more than they compute
+    Suite("faults", ("faults",), parallel=3),
+    Suite("browser", ("browser",)),
 )
 
 
 @dataclass
 class Totals:
-    """What all suites came to."""
+    """The results of all suites together."""
 
     passed: int = 0
-    failed: int = 0
+    failed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
-    def add(self, report: Path) -> None:
-        """Count one junit report."""
+    def add(self, suite: str, report: Path) -> None:
+        """Count the junit report of one suite."""
         for case in ET.parse(report).iter("testcase"):
-            skip = case.find("skipped")
-            if case.find("failure") is not None or case.find("error") is not None:
-                self.failed += 1
+            name = f"{case.get('classname')}::{case.get('name')}"
+            skip, fault = case.find("skipped"), case.find("failure")
+            fault = case.find("error") if fault is None else fault
+            if fault is not None:
+                self.failed.append(f"{suite}: {name}: {' '.join(fault.get('message', '').split())[:120]}")
             elif skip is not None:
-                self.skipped.append(f"{case.get('classname')}::{case.get('name')}: {skip.get('message', '')}")
+                self.skipped.append(f"{name}: {skip.get('message', '')}")
             else:
                 self.passed += 1
 
@@ -77,8 +91,10 @@ def run(suite: Suite, totals: Totals) -> int:
     """Run one suite; pytest's exit code, 0 when it holds no test."""
     report = REPORTS / f"{suite.name}.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", suite.marked, f"--junitxml={report}", "-q"]
-    command += ["-n", str(suite.parallel), "--dist", "loadfile"] if suite.parallel else []
+    command = [sys.executable, "-m", "pytest", "-m", suite.expression, f"--junitxml={report}", "-q"]
+    # Files in the order of `tests/conftest.py`. A worker that died would be waited for without end: the suite ends.
+    shared = ["--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+    command += ["-n", str(suite.parallel), *shared, *suite.files()]
     environ = {**os.environ}
     with contextlib.ExitStack() as stack:
         if suite.postgres:
@@ -92,7 +108,7 @@ def run(suite: Suite, totals: Totals) -> int:
         print(f"\n=== {suite.name}", flush=True)
         code = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
     if report.exists():
-        totals.add(report)
+        totals.add(suite.name, report)
     return 0 if code == 5 else code
 
 
@@ -113,7 +129,8 @@ def main(wanted: list[str]) -> int:
     broken = [name for name, code in codes.items() if code]
     if broken:
         print(f"\nSuites that failed: {', '.join(broken)}")
-    words = [f"{totals.failed} failed"] if totals.failed else []
+        print("\n".join(f"  {line}" for line in totals.failed))
+    words = [f"{len(totals.failed)} failed"] if totals.failed else []
     words += [f"{totals.passed} passed"] + ([f"{len(totals.skipped)} skipped"] if totals.skipped else [])
     print(f"\n===== {', '.join(words)} in {time.monotonic() - started:.2f}s =====")
     return 1 if broken or strict or not totals.passed else 0

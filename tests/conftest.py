@@ -1,5 +1,6 @@
-"""What all tests share: settings of a throwaway master, before Django reads them."""
+"""Set-up of all tests: settings of a throwaway master, before Django reads them."""
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,35 @@ if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     settings.DATABASES["default"].setdefault("TEST", {})["NAME"] = str(_DATA / "test.sqlite3")
 
 pytest_plugins = ["tests.people", "tests.bench.fixtures"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that may take longest: none of them is then the last one, with idle workers beside it."""
+    patience: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        patience[item.path] = max(patience.get(item.path, 0), float(mark.args[0]) if mark and mark.args else 0)
+    items.sort(key=lambda item: -patience[item.path])
+    unmarked = [item.nodeid for item in items if item.get_closest_marker("django_db") and not _has_a_suite(item)]
+    if unmarked:
+        raise pytest.UsageError(f"These tests use a database and have no marker of a suite: {', '.join(unmarked[:5])}")
+
+
+def _has_a_suite(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("app", "e2e", "faults", "browser", "container"))
+
+
+@pytest.fixture(autouse=True)
+def _process_as_it_was() -> Iterator[None]:
+    """Put back the umask and the handlers of logs, which every process of the master sets as it starts."""
+    root = logging.getLogger()
+    umask, handlers, level = os.umask(0o022), root.handlers[:], root.level
+    os.umask(umask)
+    yield
+    os.umask(umask)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

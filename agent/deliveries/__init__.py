@@ -1,1 +1,1 @@
-"""How an engine is run: one module per way, all behind the Protocol in `base`."""
+"""The deliveries: one module per way to run an engine, all behind the Protocol in `base`."""

@@ -1,4 +1,4 @@
-"""The seam between an engine and the way it is run."""
+"""The interface between an engine and the way it is run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,29 @@ from pydantic import BaseModel, ConfigDict
 from agent.wire.instances import PullProgress
 
 LAUNCH_VARIABLE = "MIRBAD_LAUNCH_ID"
-"""In every engine's environment: which launch it belongs to, whatever became of its agent's records."""
+"""In every engine's environment: the launch that it belongs to, even when the agent's records are lost."""
 
 OOM_SCORE = 300
-"""Added to an engine's standing with the system's out-of-memory killer."""
+"""Added to an engine's score with the system's out-of-memory killer."""
 
 INSTANCE_VARIABLE = "MIRBAD_INSTANCE_ID"
 
 
 @dataclass(frozen=True)
-class ImageOrder:
-    """What a container needs beside its command. `gpus` None asks for none, empty for all, else for those UUIDs.
+class DriverVersions:
+    """The GPU driver of this node and the newest CUDA that it supports; None is unknown."""
+
+    driver: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """Settings of a container besides its command. `gpus` None means none, empty means all, else those UUIDs.
 
     With `shares_network` it uses the machine's own network, memory and InfiniBand devices, and listens on `host_port`.
+    With `internet` it may open connections to anywhere; `writable_root` is for images that write beside ``/tmp``.
+    An engine that `compiles` runs what it wrote to ``/tmp``. `versions` are of the node's GPU driver.
     """
 
     reference: str
@@ -34,11 +44,19 @@ class ImageOrder:
     gpus: tuple[str, ...] | None
     labels: Mapping[str, str]
     shares_network: bool = False
+    internet: bool = False
+    writable_root: bool = False
+    compiles: bool = False
+    versions: DriverVersions | None = None
 
 
 @dataclass(frozen=True)
-class Order:
-    """One engine to start. `launch_id` is new for every spawn and marks all of its processes; `log` is its file."""
+class RunSpec:
+    """One engine to start. `launch_id` is new for every spawn and marks all of its processes; `log` is its file.
+
+    A process may write `scratch`, read `reads`, and with `connects` open connections. `portable` is the part of its
+    record that is kept beside it, without secrets, in case the record is lost.
+    """
 
     instance_id: str
     launch_id: str
@@ -46,11 +64,19 @@ class Order:
     env: Mapping[str, str]
     log: Path
     secrets: tuple[str, ...] = ()
-    image: ImageOrder | None = field(default=None)
+    scratch: Path | None = None
+    reads: tuple[Path, ...] = ()
+    connects: bool = True
+    portable: str = ""
+    image: ImageSpec | None = field(default=None)
 
 
 class Handle(BaseModel):
-    """Where a started engine is; kept in its record. A process by pid, start time and boot; a container by its id."""
+    """Reference to a started engine, kept in its record: a process by pid, start time and boot; a container by id.
+
+    `host` and `port` are the container's own address, None when it is reached at this machine's. `without_gpus` means
+    that Docker dropped the request for them.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,30 +86,43 @@ class Handle(BaseModel):
     boot_id: str = ""
     container_id: str | None = None
     image_digest: str | None = None
+    host: str | None = None
+    port: int | None = None
+    without_gpus: bool = False
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is left of an engine. `exit_code` None is not known (it was another process's child)."""
+class EngineObservation:
+    """Observed state of an engine. `exit_code` None is unknown (it was another process's child).
+
+    `with_docker` means that it ended because Docker was restarted, which ends its containers. That may still turn out
+    for `in_doubt_seconds`: a Docker that is being stopped ends its containers first.
+    """
 
     running: bool
     exit_code: int | None = None
     out_of_memory: bool = False
+    with_docker: bool = False
+    in_doubt_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """An engine of this node without a record: where it is, the record it carries, its environment."""
+class FoundEngine:
+    """An engine of this node without a record: its handle, its environment, and what was kept beside it.
+
+    `record` is "" when nothing was; `model_id` is "" where it is unknown.
+    """
 
     handle: Handle
     record: str
     env: Mapping[str, str]
+    model_id: str = ""
 
 
 class DeliveryFailed(Exception):
-    """An engine could not be started or stopped; the text is a sentence that says what to do.
+    """An engine could not be started or stopped; the text is a sentence with the next step.
 
-    `code` is a word for machines; `port_taken` says that another port may help.
+    `code` is for programs; `port_taken` means that another port may help.
     """
 
     def __init__(self, text: str, *, code: str = "delivery_failed", port_taken: bool = False) -> None:
@@ -100,56 +139,56 @@ class EngineDelivery(Protocol):
 
     @property
     def reads_log_again(self) -> bool:
-        """Whether `follow` writes the log anew from its first line."""
+        """True when `follow` rewrites the log from its first line."""
         ...
 
     async def problem(self) -> str | None:
-        """Why nothing can be run this way now, in words; None when it can."""
+        """Return why nothing can be run this way now, as a sentence; None when it can."""
         ...
 
-    async def prepare(self, order: Order, progress: Progress) -> None:
-        """What can take long before the start (pulling an image). May be cancelled. DeliveryFailed."""
+    async def prepare(self, run_spec: RunSpec, progress: Progress) -> None:
+        """Do the slow part of a start (pull an image). May be cancelled. DeliveryFailed."""
         ...
 
-    async def start(self, order: Order) -> Handle:
-        """Start it. The record with `launch_id` is on disk already. DeliveryFailed."""
+    async def start(self, run_spec: RunSpec) -> Handle:
+        """Start the engine. The record with `launch_id` is on disk already. DeliveryFailed."""
         ...
 
     async def recover(self, launch_id: str, handle: Handle | None) -> Handle | None:
-        """The engine of `launch_id`, whether or not its start was recorded: running, or ended where that can be seen.
+        """Find the engine of `launch_id`, recorded or not: running, or ended where that can be observed.
 
-        DeliveryFailed when that cannot be told now.
+        DeliveryFailed when it is unknown now.
         """
         ...
 
-    async def others(self, known: frozenset[str]) -> tuple[Found, ...]:
-        """Running engines of this node whose launch is not among `known`. DeliveryFailed when it cannot be told."""
+    async def find_unrecorded(self, known: frozenset[str]) -> tuple[FoundEngine, ...]:
+        """Find running engines of this node whose launch is not in `known`. DeliveryFailed when unknown."""
         ...
 
-    async def seen(self, handle: Handle) -> Seen:
-        """Whether it still runs, and how it ended if not."""
+    async def observe(self, handle: Handle) -> EngineObservation:
+        """Return whether the engine still runs, and how it ended if not."""
         ...
 
     async def owns_port(self, handle: Handle, port: int) -> bool | None:
-        """Whether the engine itself listens on `port`; None when it cannot be told."""
+        """Return whether the engine itself listens on `port`; None when unknown."""
         ...
 
     async def memory_bytes(self, handle: Handle) -> int | None:
-        """Host memory that it holds now; None when it cannot be told."""
+        """Return the host memory that the engine uses now; None when unknown."""
         ...
 
     async def follow(self, handle: Handle, log: Path) -> None:
-        """Bring what it writes into `log` until it ends; returns at once where it writes there itself."""
+        """Copy the engine's output into `log` until it ends; returns at once where it writes there itself."""
         ...
 
-    async def stop(self, handle: Handle, grace_seconds: float) -> Seen:
-        """Ask it to end, and after the grace end all that is left of it. DeliveryFailed when it cannot be ended."""
+    async def stop(self, handle: Handle, grace_seconds: float) -> EngineObservation:
+        """Ask the engine to end, and kill the rest of it after the grace. DeliveryFailed when it does not end."""
         ...
 
     async def clean(self, handle: Handle) -> None:
-        """Remove what a stopped engine left behind (its container, stray processes). Never raises for what is gone."""
+        """Remove the remains of a stopped engine (its container, child processes). Idempotent."""
         ...
 
     async def close(self) -> None:
-        """The agent ends; engines go on."""
+        """Release resources; engines keep running."""
         ...

@@ -1,4 +1,4 @@
-"""The Docker Engine of this machine: reaching it, and what it can do."""
+"""The Docker Engine of this machine: connection and abilities."""
 
 import asyncio
 import os
@@ -9,29 +9,34 @@ import docker
 import docker.errors
 import requests
 
+from agent.deliveries import docker_network
+
 TIMEOUT_SECONDS = 30
-_LOOK_SECONDS = 4
-_USUAL = "unix:///var/run/docker.sock"
+_STATE_SECONDS = 4
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 NO_TOOLKIT = (
-    "Docker on this node cannot give GPUs to containers: install the NVIDIA Container Toolkit and restart Docker."
+    "Docker on this node cannot give GPUs to containers. Install the NVIDIA Container Toolkit and restart Docker."
 )
 
 
 @dataclass(frozen=True)
-class EngineState:
-    """Whether containers can be run. `gives_gpus` None is not known."""
+class DockerState:
+    """State of Docker on this machine. `gives_gpus` None is unknown; containers have the
+    internet unless it `isolates`.
+    """
 
     problem: str | None
     version: str | None = None
     gives_gpus: bool | None = None
+    isolates: bool = True
 
 
 def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> docker.DockerClient:
-    """A client of the newest API version that both sides know. DockerException or OSError if not reached; blocking."""
-    address = docker_host or os.environ.get("DOCKER_HOST") or _USUAL
+    """Return a client of the newest common API version. DockerException or OSError if unreachable; blocking."""
+    address = docker_host or os.environ.get("DOCKER_HOST") or _DEFAULT_HOST
     if address.startswith("unix://"):
-        # the library leaves its socket open when nobody answers, and it asks often
+        # The library leaks its socket when nobody answers, and this is called often.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(timeout_seconds)
             probe.connect(address.removeprefix("unix://"))
@@ -41,42 +46,57 @@ def connect(docker_host: str | None, timeout_seconds: int = TIMEOUT_SECONDS) -> 
 
 
 def speaks_another_version(error: docker.errors.APIError) -> bool:
-    """Whether the engine refuses the version that was agreed on: it was upgraded, or put back, since then."""
+    """Return whether Docker refuses the agreed API version: it was upgraded or downgraded since."""
     text = str(error.explanation or error).lower()
     return "client version" in text and ("too old" in text or "too new" in text)
 
 
-def say(error: Exception, docker_host: str | None) -> str:
-    """Why the engine is not reached, with what to do."""
+def describe_error(error: Exception, docker_host: str | None) -> str:
+    """Return why Docker is unreachable, with the next step."""
     text = str(error)
-    where = docker_host or "its usual socket"
+    where = docker_host or "its default socket"
     if "Permission denied" in text:
-        return f"The agent may not talk to Docker ({where}): add its user to the group docker and restart the agent."
+        return f"The agent has no permission to use Docker ({where}). Add its user to the docker group and restart it."
     if "No such file" in text or "Connection refused" in text or "FileNotFoundError" in text:
-        return f"Docker does not run on this node (nothing answers at {where}); install or start it to run containers."
+        return f"Docker is not running on this node (no answer at {where}). Install or start it to run containers."
     low = text.lower()
     if "too old" in low or "too new" in low or "api versions below" in low:
-        return f"Docker on this node and the agent have no API version in common; upgrade the older one. {text[:300]}"
+        return f"Docker on this node and the agent have no common API version. Upgrade the older one. {text[:300]}"
     return f"Docker cannot be used on this node: {text[:300]}"
 
 
-async def look(docker_host: str | None) -> EngineState:
-    """Whether containers can be run here, now."""
-    return await asyncio.to_thread(_look, docker_host)
+def started_at(client: docker.DockerClient) -> str | None:
+    """Return when Docker was started, as it writes times; None when unknown.
+
+    Docker reports no such time, but makes its default network anew at each start. Blocking; DockerException or OSError.
+    """
+    networks = client.networks.list(names=["bridge"], filters={"driver": "bridge"})
+    found = [network.attrs.get("Created") for network in networks if network.name == "bridge"]
+    return found[0] if found and isinstance(found[0], str) else None
 
 
-def _look(docker_host: str | None) -> EngineState:
+async def read_state(docker_host: str | None) -> DockerState:
+    """Return whether containers can be run here, now."""
+    return await asyncio.to_thread(_read_state, docker_host)
+
+
+def _read_state(docker_host: str | None) -> DockerState:
     try:
-        client = connect(docker_host, _LOOK_SECONDS)
+        client = connect(docker_host, _STATE_SECONDS)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        return EngineState(problem=say(error, docker_host))
+        return DockerState(problem=describe_error(error, docker_host))
     try:
         info = client.info()
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        return EngineState(problem=say(error, docker_host))
+        return DockerState(problem=describe_error(error, docker_host))
     finally:
         client.close()
     runtimes = info.get("Runtimes") or {}
     devices = info.get("CDISpecDirs")
     gives: bool | None = True if any("nvidia" in name for name in runtimes) else (None if devices else False)
-    return EngineState(problem=None, version=str(info.get("ServerVersion") or "") or None, gives_gpus=gives)
+    return DockerState(
+        problem=None,
+        version=str(info.get("ServerVersion") or "") or None,
+        gives_gpus=gives,
+        isolates=docker_network.can_isolate(info),
+    )

@@ -1,10 +1,10 @@
-"""Names of images as a launch refuses them; the rule itself is on the wire, since the master asks it too."""
+"""Image references in a launch, refused as AgentError; the rule itself is shared with the master."""
 
+from agent.common import image_rules
+from agent.common.image_rules import BadImage, Image
 from agent.config import AgentConfig
 from agent.errors import AgentError
-from agent.wire import images
 from agent.wire.errors import AgentCode
-from agent.wire.images import BadImage, Image
 
 __all__ = ["Image", "admitted", "parse"]
 
@@ -14,16 +14,18 @@ def _rejected(why: BadImage) -> AgentError:
 
 
 def parse(text: str, digest: str | None = None) -> Image:
-    """`agent.wire.images.parse`. AgentError SPEC_REJECTED when it is no image, or when two digests differ."""
+    """Parse as `agent.common.image_rules.parse`. AgentError SPEC_REJECTED for a bad image or two different digests."""
     try:
-        return images.parse(text, digest)
+        return image_rules.parse(text, digest)
     except BadImage as error:
         raise _rejected(error) from error
 
 
 def admitted(config: AgentConfig, text: str | None, digest: str | None) -> Image:
-    """The image, if this node runs it. AgentError SPEC_REJECTED says what to change, and where."""
+    """Return the image if this node runs it. AgentError SPEC_REJECTED with the setting to change."""
     try:
-        return images.admitted(text, digest, approved=config.approved_images, allow_tag_pulls=config.allow_tag_pulls)
+        return image_rules.admitted(
+            text, digest, approved=config.approved_images, allow_tag_pulls=config.allow_tag_pulls
+        )
     except BadImage as error:
         raise _rejected(error) from error

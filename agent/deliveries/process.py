@@ -1,87 +1,58 @@
-"""Engines as processes of this machine, each in its own session, outliving the agent that started them."""
+"""Engines as processes of this machine, each in its own session, which outlive the agent that started them."""
 
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from agent import clock
+from agent import clock, driver_places
+from agent.config import AgentConfig
+from agent.deliveries import confinement, unrecorded
 from agent.deliveries.base import (
     INSTANCE_VARIABLE,
     LAUNCH_VARIABLE,
     OOM_SCORE,
     DeliveryFailed,
-    Found,
+    EngineObservation,
+    FoundEngine,
     Handle,
-    Order,
     Progress,
-    Seen,
+    RunSpec,
 )
+from agent.deliveries.proc import PROC, ProcessStat, living, read_environ, read_stat
 
-_PROC = Path("/proc")
-_INHERITED = (
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME",
-    "CUDA_PATH", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR",
-)  # fmt: skip
-"""What an engine gets of the agent's own environment; a join token or a proxy's password is not among it."""
+_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_USER = "mirbad-engine"
 
 _POLL_SECONDS = 0.1
 _KILL_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class _Stat:
-    """The fields of /proc/PID/stat that tell processes apart."""
-
-    pid: int
-    state: str
-    session: int
-    start_ticks: int
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return _Stat(pid=pid, state=fields[0], session=int(fields[3]), start_ticks=int(fields[19]))
-
-
 def _carries(pid: int, launch_id: str) -> bool:
-    try:
-        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\x00")
-    except OSError:
-        return False
-    return f"{LAUNCH_VARIABLE}={launch_id}".encode() in variables
+    return read_environ(pid).get(LAUNCH_VARIABLE) == launch_id
 
 
-def _living() -> list[_Stat]:
-    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
-    stats = [stat for pid in pids if (stat := _read_stat(pid)) is not None]
-    return [stat for stat in stats if stat.state not in "ZX"]
+def _members(launch_id: str, handle: Handle | None) -> list[ProcessStat]:
+    """Return every living process of a launch: those with its mark, and those in its leader's session.
 
-
-def _members(launch_id: str, handle: Handle | None) -> list[_Stat]:
-    """Every living process of a launch: those that carry its mark, and those of its leader's session.
-
-    The session is needed because a process may write over its environment (setproctitle does). A session's number is
-    not given away while one of its processes lives, so it is trusted unless another process has taken the leader's pid.
+    The session is needed because a process may overwrite its environment (setproctitle does). A session id is not
+    reused while one of its processes lives, so it is trusted unless another process has taken the leader's pid.
     """
-    living = _living()
+    alive = living()
     session = None
     if handle is not None and handle.pid is not None and handle.boot_id == clock.boot_id():
-        leader = next((stat for stat in living if stat.pid == handle.pid), None)
+        leader = next((stat for stat in alive if stat.pid == handle.pid), None)
         if leader is None or leader.start_ticks == handle.start_ticks:
             session = handle.pid
     own_session = os.getsid(0)
     found = []
-    for stat in living:
+    for stat in alive:
         in_session = session is not None and stat.session == session != own_session
         late_enough = in_session and stat.start_ticks >= (handle.start_ticks or 0 if handle else 0)
         if (late_enough or _carries(stat.pid, launch_id)) and stat.pid != os.getpid():
@@ -89,9 +60,9 @@ def _members(launch_id: str, handle: Handle | None) -> list[_Stat]:
     return found
 
 
-def _signal(members: list[_Stat], number: signal.Signals) -> None:
+def _signal(members: list[ProcessStat], number: signal.Signals) -> None:
     for stat in members:
-        again = _read_stat(stat.pid)
+        again = read_stat(stat.pid)
         if again is None or again.start_ticks != stat.start_ticks:
             continue
         try:
@@ -99,44 +70,94 @@ def _signal(members: list[_Stat], number: signal.Signals) -> None:
         except ProcessLookupError:
             continue
         except PermissionError as error:
-            raise DeliveryFailed(f"The engine's process {stat.pid} belongs to another user; end it by hand.") from error
+            raise DeliveryFailed(
+                f"The engine's process {stat.pid} belongs to another user. Kill it by hand."
+            ) from error
 
 
 def _offer_to_the_oom_killer(pid: int) -> None:
-    """When memory runs out the engine goes, not the agent or what else a person runs on the machine."""
+    """Raise the OOM score: out of memory, the system kills the engine and not the agent or other programs."""
     with contextlib.suppress(OSError):
-        (_PROC / str(pid) / "oom_score_adj").write_text(str(OOM_SCORE))
+        (PROC / str(pid) / "oom_score_adj").write_text(str(OOM_SCORE))
+
+
+def _environment(run_spec: RunSpec, scratch: Path, config: AgentConfig) -> dict[str, str]:
+    """Return the whole environment of an engine; nothing is inherited from the agent."""
+    own = str(Path(run_spec.argv[0]).parent)
+    base = {
+        "PATH": f"{own}:{_PATH}" if own.startswith("/") else _PATH,
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch / "tmp"),
+        "XDG_CACHE_HOME": str(scratch / "cache"),
+        "USER": _USER,
+        "LOGNAME": _USER,
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONNOUSERSITE": "1",
+    }
+    if libraries := driver_places.library_path(None):
+        base["LD_LIBRARY_PATH"] = libraries
+    marks = {LAUNCH_VARIABLE: run_spec.launch_id, INSTANCE_VARIABLE: run_spec.instance_id}
+    return {**base, **config.engine_env, **run_spec.env, **marks}
+
+
+def _scratch_of(run_spec: RunSpec) -> Path:
+    if run_spec.scratch is None:
+        raise DeliveryFailed("A process needs a scratch folder.")
+    return run_spec.scratch
+
+
+def _policy(run_spec: RunSpec, program: str, config: AgentConfig) -> confinement.Policy:
+    """Return the policy of this engine."""
+    shared = confinement.means(config).policy
+    scratch = _scratch_of(run_spec)
+    return replace(
+        shared,
+        programs=(*shared.programs, *confinement.program_folders(program)),
+        reads=(*shared.reads, *map(str, run_spec.reads)),
+        writes=(*shared.writes, str(scratch)),
+        connects=run_spec.connects,
+    )
 
 
 class ProcessDelivery:
-    """Starts, finds and ends engine processes."""
+    """Starts, finds and stops engine processes."""
 
     reads_log_again = False
 
-    def __init__(self) -> None:
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     async def problem(self) -> str | None:
-        """Processes can always be run."""
+        """Return None: processes can always be run."""
         return None
 
-    async def prepare(self, order: Order, progress: Progress) -> None:
-        """Nothing takes long here."""
+    async def prepare(self, run_spec: RunSpec, progress: Progress) -> None:
+        """Do nothing: a process has no slow preparation."""
 
-    async def start(self, order: Order) -> Handle:
-        """Spawn it in its own session, writing to its own file."""
-        return await asyncio.to_thread(self._spawn, order)
+    async def start(self, run_spec: RunSpec) -> Handle:
+        """Spawn the engine in its own session, writing to its own log file."""
+        return await asyncio.to_thread(self._spawn, run_spec)
 
-    def _spawn(self, order: Order) -> Handle:
-        env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        env |= {"PYTHONUNBUFFERED": "1"} | dict(order.env)
-        env |= {LAUNCH_VARIABLE: order.launch_id, INSTANCE_VARIABLE: order.instance_id}
-        descriptor = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def _spawn(self, run_spec: RunSpec) -> Handle:
+        scratch = _scratch_of(run_spec)
+        env = _environment(run_spec, scratch, self._config)
+        program = shutil.which(run_spec.argv[0], path=env["PATH"])
+        if program is None:
+            raise DeliveryFailed(f"Cannot run {run_spec.argv[0]}: no such program.")
+        policy = _policy(run_spec, program, self._config)
+        try:
+            confinement.prepare_scratch(scratch, policy)
+            unrecorded.keep(scratch, run_spec.portable)
+        except OSError as error:
+            raise DeliveryFailed(f"Cannot create {scratch}: {error.strerror}.") from error
+        descriptor = os.open(run_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             child = subprocess.Popen(  # noqa: S603  the program is chosen by the runtime, arguments go as a list
-                order.argv,
+                policy.command((program, *run_spec.argv[1:])),
                 env=env,
-                cwd=order.log.parent,
+                cwd=scratch,
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
@@ -144,31 +165,31 @@ class ProcessDelivery:
                 close_fds=True,
             )
         except OSError as error:
-            raise DeliveryFailed(f"The program {order.argv[0]} cannot be run: {error.strerror}.") from error
+            raise DeliveryFailed(f"Cannot run {run_spec.argv[0]}: {error.strerror}.") from error
         finally:
             os.close(descriptor)
-        self._children[order.launch_id] = child
+        self._children[run_spec.launch_id] = child
         _offer_to_the_oom_killer(child.pid)
-        stat = _read_stat(child.pid)
+        stat = read_stat(child.pid)
         return Handle(
-            launch_id=order.launch_id,
+            launch_id=run_spec.launch_id,
             pid=child.pid,
             start_ticks=stat.start_ticks if stat else None,
             boot_id=clock.boot_id(),
         )
 
     async def recover(self, launch_id: str, handle: Handle | None) -> Handle | None:
-        """By pid, start time and boot when the start was recorded, else by the mark in the environment."""
+        """Find the engine by pid, start time and boot if they were recorded, else by the mark in its environment."""
         return await asyncio.to_thread(self._find, launch_id, handle)
 
-    async def others(self, known: frozenset[str]) -> tuple[Found, ...]:
-        """A process carries no record: without one it is not taken up, and not ended either."""
-        return ()
+    async def find_unrecorded(self, known: frozenset[str]) -> tuple[FoundEngine, ...]:
+        """Find processes that were started from this state folder and whose launch is not in `known`."""
+        return await asyncio.to_thread(unrecorded.find, self._config.state_dir, known)
 
     def _find(self, launch_id: str, handle: Handle | None) -> Handle | None:
         if handle is not None and self._is_alive(handle):
             return handle
-        marked = [stat for stat in _living() if _carries(stat.pid, launch_id) and stat.session == stat.pid]
+        marked = [stat for stat in living() if _carries(stat.pid, launch_id) and stat.session == stat.pid]
         if not marked:
             return None
         leader = min(marked, key=lambda stat: stat.start_ticks)
@@ -177,38 +198,38 @@ class ProcessDelivery:
     def _is_alive(self, handle: Handle) -> bool:
         if handle.pid is None or handle.boot_id != clock.boot_id():
             return False
-        stat = _read_stat(handle.pid)
+        stat = read_stat(handle.pid)
         return stat is not None and stat.state not in "ZX" and stat.start_ticks == handle.start_ticks
 
-    async def seen(self, handle: Handle) -> Seen:
-        """A child of ours tells its exit code; an adopted one does not."""
+    async def observe(self, handle: Handle) -> EngineObservation:
+        """Return the state. Only a child of this agent has an exit code, an adopted engine has none."""
         child = self._children.get(handle.launch_id)
         if child is not None:
             code = child.poll()
             if code is None:
-                return Seen(running=True)
-            # a shell says 128 + signal, and so does a container: one way to tell it
-            return Seen(running=False, exit_code=code if code >= 0 else 128 - code)
-        return Seen(running=self._is_alive(handle))
+                return EngineObservation(running=True)
+            # 128 + signal, as a shell and a container report it
+            return EngineObservation(running=False, exit_code=code if code >= 0 else 128 - code)
+        return EngineObservation(running=self._is_alive(handle))
 
     async def owns_port(self, handle: Handle, port: int) -> bool | None:
-        """Looks for the listening socket among the launch's processes."""
+        """Search for the listening socket among the launch's processes."""
         return await asyncio.to_thread(self._owns, handle, port)
 
     def _owns(self, handle: Handle, port: int) -> bool | None:
-        asked = False
+        readable = False
         for stat in _members(handle.launch_id, handle):
             try:
                 connections = psutil.Process(stat.pid).net_connections(kind="tcp")
             except psutil.Error:
                 continue
-            asked = True
+            readable = True
             if any(item.status == psutil.CONN_LISTEN and item.laddr.port == port for item in connections):
                 return True
-        return False if asked else None
+        return False if readable else None
 
     async def memory_bytes(self, handle: Handle) -> int | None:
-        """The sum of resident memory of its processes."""
+        """Return the sum of the resident memory of its processes."""
         return await asyncio.to_thread(self._memory, handle)
 
     def _memory(self, handle: Handle) -> int | None:
@@ -221,20 +242,20 @@ class ProcessDelivery:
         return total or None
 
     async def follow(self, handle: Handle, log: Path) -> None:
-        """It writes to the file by itself."""
+        """Do nothing: the engine writes to the file itself."""
 
-    async def stop(self, handle: Handle, grace_seconds: float) -> Seen:
-        """SIGTERM to all of its processes, then SIGKILL to those that are left."""
+    async def stop(self, handle: Handle, grace_seconds: float) -> EngineObservation:
+        """Send SIGTERM to all of its processes, then SIGKILL to the remaining ones."""
         members = await asyncio.to_thread(_members, handle.launch_id, handle)
         _signal(members, signal.SIGTERM)
         if members and not await self._gone(handle, grace_seconds):
             await self._kill(handle)
-        return await self.seen(handle)
+        return await self.observe(handle)
 
     async def _gone(self, handle: Handle, seconds: float) -> bool:
         deadline = clock.monotonic() + seconds
         while True:
-            await self.seen(handle)  # reaps a child, which else stays a zombie in its group
+            await self.observe(handle)  # reaps a child, which would otherwise stay a zombie in its session
             if not await asyncio.to_thread(_members, handle.launch_id, handle):
                 return True
             if clock.monotonic() >= deadline:
@@ -248,19 +269,19 @@ class ProcessDelivery:
             if await self._gone(handle, 0.5):
                 return
         raise DeliveryFailed(
-            f"The engine's process {handle.pid} does not end, even by SIGKILL; it waits for a device or disk. "
-            "Reboot the machine if it stays."
+            f"The engine's process {handle.pid} does not exit, even after SIGKILL: it waits for a device or "
+            "disk. Reboot the machine if it stays."
         )
 
     async def clean(self, handle: Handle) -> None:
-        """End workers that outlived their engine; they may hold GPU memory."""
+        """Kill workers that outlived their engine; they may hold GPU memory."""
         if await asyncio.to_thread(_members, handle.launch_id, handle):
             await self._kill(handle)
 
     async def close(self) -> None:
         """Forget the children without waiting for them."""
         for child in self._children.values():
-            # else Popen's finaliser warns that a child still runs, which is what is meant
+            # otherwise Popen's finaliser warns that a child still runs, which is intended
             if child.returncode is None and child.poll() is None:
                 child.returncode = 0
         self._children.clear()

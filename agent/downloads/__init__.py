@@ -1,5 +1,5 @@
-"""Models from a hub into folders of the models root: resumed, verified, and there all at once."""
+"""Model downloads from a hub into folders of the models root: resumed, verified, and visible only when complete."""
 
-from agent.downloads.manager import Downloads
+from agent.downloads.manager import DownloadManager
 
-__all__ = ["Downloads"]
+__all__ = ["DownloadManager"]

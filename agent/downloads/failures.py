@@ -1,8 +1,8 @@
-"""How downloads fail: for good, or in a way that another try may cure."""
+"""Failures of downloads: final ones, and those that a retry may cure."""
 
 
 class DownloadFailed(Exception):
-    """It ends here; `code` is for programs, the text is a sentence that says what to do."""
+    """A final failure; `code` is for programs, the text is a sentence with the next step."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -10,10 +10,11 @@ class DownloadFailed(Exception):
         self.reason = reason
 
 
-class TryAgain(Exception):
-    """A try failed and the next may not; `pause_seconds` is what the other side asked for, None when it did not."""
+class RetryableFailure(Exception):
+    """A try failed and the next may succeed. `pause_seconds` is the pause that `host` asked for, None without one."""
 
-    def __init__(self, reason: str, pause_seconds: float | None = None) -> None:
+    def __init__(self, reason: str, pause_seconds: float | None = None, host: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.pause_seconds = pause_seconds
+        self.host = host

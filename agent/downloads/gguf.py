@@ -1,11 +1,11 @@
-"""The GGUF models of a folder, as their headers tell."""
+"""The GGUF models of a folder, by their headers."""
 
 from pathlib import Path
 from typing import Any
 
-from agent.wire import gguf
+from agent.common.formats import gguf, gguf_names
+from agent.common.formats.gguf import BadGguf
 from agent.wire.downloads import GgufFile
-from agent.wire.gguf import BadGguf
 
 _QUANTIZATIONS = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -16,30 +16,24 @@ _QUANTIZATIONS = {
 
 
 def header(path: Path) -> dict[str, Any]:
-    """Keys and plain values of the header. BadGguf, OSError; blocking."""
+    """Return keys and plain values of the header. BadGguf, OSError; blocking."""
     with path.open("rb") as file:
         return gguf.parse(file, tensors=False).values
 
 
-def is_first(path: Path) -> bool:
-    """Whether `path` is a GGUF file that a model begins with."""
-    return path.name.endswith(".gguf") and ("-of-" not in path.name or "-00001-of-" in path.name)
-
-
 def parts_of(path: Path) -> list[Path]:
-    """`path` and the other parts of the same split model."""
-    if "-00001-of-" not in path.name:
+    """Return `path` and the other parts of the same split model, in their order. OSError."""
+    if gguf_names.part_of(path.name) is None:
         return [path]
-    head, tail = path.name.split("-00001-of-", 1)
-    found = [p for p in path.parent.glob("*.gguf") if p.name.startswith(f"{head}-") and p.name.endswith(f"-{tail}")]
-    return sorted(found) or [path]
+    names = [other.name for other in path.parent.iterdir()]
+    return [path.with_name(name) for name in gguf_names.parts_of(path.name, names)]
 
 
 def describe(folder: Path, path: Path) -> GgufFile:
-    """One GGUF model of `folder`. Blocking."""
-    parts = parts_of(path)
-    size, problem, found = 0, None, {}
+    """Return one GGUF model of `folder`. Blocking."""
+    parts, size, problem, found = [path], 0, None, {}
     try:
+        parts = parts_of(path)
         size = sum(part.stat().st_size for part in parts)
         found = header(path)
     except BadGguf as error:

@@ -1,12 +1,12 @@
-"""What a download may be called and may bring: checked before anything touches disk or network."""
+"""Rules for a download's id, folder, paths and endpoint, checked before disk or network is used."""
 
 import re
 from urllib.parse import urlsplit
 
+from agent.common.formats.pickles import pickles_in, refusal_words
 from agent.errors import AgentError
 from agent.wire.downloads import DownloadSpec
 from agent.wire.errors import AgentCode
-from agent.wire.pickles import pickles_in, refusal_words
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -17,37 +17,37 @@ def _rejected(why: str) -> AgentError:
 
 
 def check_id(download_id: str) -> None:
-    """AgentError INVALID_REQUEST when it cannot be the id of a download."""
+    """Raise AgentError INVALID_REQUEST when `download_id` is not a valid id."""
     if not _ID.fullmatch(download_id):
-        raise AgentError(AgentCode.INVALID_REQUEST, "a download id is 1-128 of A-Z a-z 0-9 . _ -")
+        raise AgentError(AgentCode.INVALID_REQUEST, "a download id has 1-128 characters of A-Z a-z 0-9 . _ -")
 
 
 def check_folder(name: str) -> None:
-    """AgentError SPEC_REJECTED when `name` cannot be a folder of the models root."""
+    """Raise AgentError SPEC_REJECTED when `name` is not a valid folder of the models root."""
     if not _FOLDER.fullmatch(name):
-        raise _rejected("a folder is called by 1-128 of A-Z a-z 0-9 . _ - and begins with a letter or a digit.")
+        raise _rejected("a folder name has 1-128 characters of A-Z a-z 0-9 . _ - and starts with a letter or digit.")
 
 
 def check(spec: DownloadSpec) -> None:
-    """AgentError SPEC_REJECTED for a name, a path, an address or a pickle that is not acceptable."""
+    """Raise AgentError SPEC_REJECTED for an unacceptable name, path, address or pickle."""
     check_folder(spec.folder)
     paths = [file.path for file in spec.files]
     for path in paths:
         if not path.isprintable() or "\\" in path or any(p in ("", "..") or p.startswith(".") for p in path.split("/")):
-            raise _rejected(f"the path {path!r} must be relative, with no part that is empty or begins with a dot.")
+            raise _rejected(f"the path {path!r} must be relative, without empty parts or parts that start with a dot.")
     if len(set(paths)) != len(paths):
-        raise _rejected("a path stands twice among its files.")
+        raise _rejected("a path is listed twice.")
     folders = {path.rsplit("/", count)[0] for path in paths for count in range(1, path.count("/") + 1)}
     if clash := sorted(folders & set(paths)):
-        raise _rejected(f"{clash[0]!r} is a file and a folder at once.")
+        raise _rejected(f"{clash[0]!r} is both a file and a folder.")
     if spec.endpoint is not None:
         check_endpoint(spec.endpoint)
     if not spec.allow_pickle and (found := pickles_in(paths)):
-        raise _rejected(refusal_words(f"the set from {spec.repository}", found))
+        raise _rejected(refusal_words(f"the selection from {spec.repository}", found))
 
 
 def check_endpoint(endpoint: str) -> None:
-    """AgentError SPEC_REJECTED when `endpoint` is no address of a hub."""
+    """Raise AgentError SPEC_REJECTED when `endpoint` is not a valid address of a hub."""
     try:
         parts = urlsplit(endpoint)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
@@ -55,4 +55,4 @@ def check_endpoint(endpoint: str) -> None:
     except ValueError:
         usable = False
     if not usable:
-        raise _rejected("the hub's address must be http(s)://host[:port][/path], with no user and no query in it.")
+        raise _rejected("the hub's address must be http(s)://host[:port][/path], without user and query.")

@@ -1,4 +1,4 @@
-"""How fast bytes come, over the last seconds."""
+"""Download speed over the last seconds."""
 
 from collections import deque
 
@@ -9,14 +9,14 @@ _SHORTEST_SECONDS = 0.5
 
 
 class Speed:
-    """Counts bytes as they come."""
+    """Counter of bytes over time."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()
         self._total = 0
 
     def add(self, count: int) -> None:
-        """`count` more bytes came over the network."""
+        """Count `count` more bytes from the network."""
         self._total += count
         now = monotonic()
         if not self._marks or now - self._marks[-1][0] >= 0.2:
@@ -25,14 +25,14 @@ class Speed:
             self._marks.popleft()
 
     def per_second(self) -> float | None:
-        """Bytes a second; None before there is anything to tell."""
+        """Return bytes per second; None before there is enough to measure."""
         if not self._marks:
             return None
         began, before = self._marks[0]
         passed = monotonic() - began
         if passed < _SHORTEST_SECONDS:
             return None
-        # When nothing comes any more the window goes on, so that the speed falls to nothing.
+        # Without new bytes the window moves on, so that the speed falls to zero.
         if monotonic() - self._marks[-1][0] > WINDOW_SECONDS:
             return 0.0
         return (self._total - before) / passed

@@ -1,5 +1,5 @@
 """The engines of this node: started, watched, adopted, stopped."""
 
-from agent.running.instances import EngineTarget, Instances
+from agent.running.instances import EngineInstances, EngineTarget
 
-__all__ = ["EngineTarget", "Instances"]
+__all__ = ["EngineInstances", "EngineTarget"]

@@ -1,7 +1,9 @@
 """Free ports for engines, on loopback."""
 
 import random
+import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from agent.deliveries.base import DeliveryFailed
@@ -9,10 +11,11 @@ from agent.deliveries.base import DeliveryFailed
 LOOPBACK = "127.0.0.1"
 _FIRST = 20_000
 _TRIES = 200
+_TAKEN = re.compile(r"address already in use|couldn't bind|could not bind|cannot listen|errno 98", re.IGNORECASE)
 
 
 def _end() -> int:
-    """The first port that the kernel gives to outgoing connections, which may take it before an engine listens."""
+    """Return the first port of the kernel's range for outgoing connections, which would compete with engines."""
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -21,8 +24,8 @@ def _end() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nothing listens on the port on any address."""
-    for host in (LOOPBACK, "0.0.0.0"):  # noqa: S104  a look, not a listener
+    """Return whether nothing listens on the port on any address."""
+    for host in (LOOPBACK, "0.0.0.0"):  # noqa: S104  a check, not a listener
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -32,22 +35,27 @@ def is_free(port: int) -> bool:
     return True
 
 
+def are_reported_taken(lines: Iterable[str]) -> bool:
+    """Return whether an engine wrote in `lines` that its port is taken."""
+    return any(_TAKEN.search(line) for line in lines)
+
+
 def choose_within(first: int, last: int, taken: set[int]) -> int:
-    """A port from `first` to `last` that nothing listens on and that is not in `taken`. DeliveryFailed when none is."""
+    """Choose a free port from `first` to `last` that is not in `taken`. DeliveryFailed when there is none."""
     free = [port for port in range(first, last + 1) if port not in taken]
-    # Not the first one: what ended a moment ago may still be looked for there.
+    # Not the first one: a peer of the last user may still connect there.
     random.shuffle(free)
     for port in free:
         if is_free(port):
             return port
     raise DeliveryFailed(
-        f"No port is free between {first} and {last} on this node, where shards meet (rendezvous_ports).",
+        f"No port between {first} and {last} is free on this node for the rendezvous of shards (rendezvous_ports).",
         code="port_unavailable",
     )
 
 
 def choose(taken: set[int]) -> int:
-    """A port that nothing listens on and that is not in `taken`. DeliveryFailed when none is found."""
+    """Choose a free port that is not in `taken`. DeliveryFailed when none is found."""
     end = _end()
     for _ in range(_TRIES):
         port = random.randrange(_FIRST, end)  # noqa: S311  not a secret

@@ -1,4 +1,4 @@
-"""What to run: one module per engine, all behind the Protocol in `base`. None of them starts anything."""
+"""The runtimes: one module per engine, all behind the Protocol in `base`. None of them starts a process."""
 
 from agent.runtimes.base import EngineRuntime
 from agent.runtimes.llama_cpp import LlamaCpp

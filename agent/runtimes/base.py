@@ -1,9 +1,9 @@
-"""The seam between an engine and the rest of the agent."""
+"""The interface between a runtime and the rest of the agent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent.config import AgentConfig
 from agent.wire.capability import Delivery, Runtime
@@ -14,25 +14,27 @@ MIB = 1024**2
 
 
 @dataclass(frozen=True)
-class Source:
-    """Weights on this machine. `path` is what the engine opens: the folder, or one file in it.
+class WeightsSource:
+    """Weights on this machine. `path` is the argument of the engine: the folder, or one file in it.
 
-    `mounts` are the real paths that a container needs, each mounted read-only at the same path; `size_bytes` counts
-    what the engine will load; `safetensors` says that it can take safetensors from it.
+    `mounts` are the real paths that a container needs, each mounted read-only at the same path; `size_bytes` counts the
+    files that the engine will load; `safetensors` is true when it can load safetensors from them. `projector` is the
+    file that reads pictures or sound for a GGUF, None without one.
     """
 
     path: Path
     mounts: tuple[Path, ...]
     size_bytes: int
     safetensors: bool = False
+    projector: Path | None = None
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """How one shard meets the others of its replica: at `address` and `port`, where rank 0 listens.
+class LocalRendezvous:
+    """The rendezvous of one shard with the others of its replica: rank 0 listens at `address` and `port`.
 
-    `own_address` and `interface` are this machine's on the way there, None when they cannot be told. `devices` are its
-    InfiniBand adapters on the fabric, `interfaces` its network interfaces.
+    `own_address` and `interface` are this machine's on the route there, None when unknown. `devices` are its InfiniBand
+    adapters on the fabric, `interfaces` its network interfaces.
     """
 
     name: str
@@ -47,24 +49,25 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where one engine will sit: the address it listens on, its key, and what it may use of the machine.
+class Allocation:
+    """The share of the node that one engine gets: its address, key, threads and weights.
 
-    `meeting` is for one shard of several; `part_of_card` is what its budget is of each card's memory, None for all.
+    `rendezvous` is for one shard of several; `card_fraction` is its budget as a fraction of each card's memory, None
+    for all of it.
     """
 
     host: str
     port: int
     api_key: str
     threads: int
-    source: Source | None
-    meeting: Meeting | None = None
-    part_of_card: float | None = None
+    source: WeightsSource | None
+    rendezvous: LocalRendezvous | None = None
+    card_fraction: float | None = None
 
 
 @dataclass(frozen=True)
-class Command:
-    """How to run it. For a container `argv` follows `entrypoint`, or the image's own when that is None."""
+class EngineCommand:
+    """Command line of an engine. For a container `argv` follows `entrypoint`, None for the image's own."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a runtime can be delivered here in one way; `problem` is a sentence that says what to change."""
+    """Availability of a runtime with one delivery on this node; `problem` is a sentence with the next step."""
 
     available: bool
     version: str | None = None
@@ -81,44 +84,57 @@ class Availability:
 
 
 class EngineRuntime(Protocol):
-    """One engine: whether it can run here, whether a spec is acceptable, and the command line."""
+    """One engine: its availability, the check of a spec, and the command line."""
 
     @property
     def name(self) -> Runtime:
-        """Its name on the wire."""
+        """Name on the wire."""
         ...
 
     @property
     def health_path(self) -> str:
-        """What answers 200 when the engine is ready."""
+        """HTTP path that returns 200 when the engine is ready."""
+        ...
+
+    @property
+    def report_path(self) -> str:
+        """HTTP path at which a ready engine says how long the context of a request is."""
+        ...
+
+    def context_in(self, report: Any) -> object:
+        """Return the value in that report. Raises KeyError, IndexError, TypeError or AttributeError without one."""
         ...
 
     @property
     def key_variable(self) -> str:
-        """The environment variable that carries the engine's key."""
+        """Environment variable that holds the engine's key."""
         ...
 
     @property
     def container_port(self) -> int:
-        """The port on which it listens inside a container."""
+        """Port on which the engine listens inside a container."""
         ...
 
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:
-        """Whether it can run here; for a container this says nothing of the container engine itself."""
+        """Return whether it can run here. The container engine itself is not checked."""
         ...
 
-    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> Source | None:
+    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> WeightsSource | None:
         """Check the spec and find its weights. AgentError SPEC_REJECTED or SOURCE_MISSING; blocking."""
         ...
 
-    def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
-        """The command line for a spec that `prepare` accepted."""
+    def command(self, spec: LaunchSpec, config: AgentConfig, allocation: Allocation) -> EngineCommand:
+        """Return the command line for a spec that `prepare` accepted."""
         ...
 
-    def answers(self, spec: LaunchSpec) -> bool:
-        """Whether it listens and says how it is; a shard may only work for another."""
+    def has_health_endpoint(self, spec: LaunchSpec) -> bool:
+        """Return whether the engine can be probed over HTTP; a headless shard cannot."""
         ...
 
-    def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
-        """An estimate of the host memory that the engine will take; None when nothing can be said."""
+    def uses_gpus(self, spec: LaunchSpec, config: AgentConfig) -> bool:
+        """Return whether the program has GPU code, as far as that can be known without running it."""
+        ...
+
+    def host_memory_bytes(self, spec: LaunchSpec, source: WeightsSource | None) -> int | None:
+        """Estimate the host memory that the engine will use; None when unknown."""
         ...

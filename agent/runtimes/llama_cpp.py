@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from agent.common import llama_args
+from agent.common.budget import host_part_of
 from agent.config import AgentConfig
-from agent.runtimes.base import Availability, Command, Seat, Source
-from agent.runtimes.flags import check_args, check_env, given, rejected
+from agent.runtimes import gguf_source
+from agent.runtimes.base import Allocation, Availability, EngineCommand, WeightsSource
+from agent.runtimes.flags import check_settings, given, rejected
 from agent.runtimes.llama_runner import BadOption, read_options
-from agent.runtimes.source import describe, find_file, find_folder, shards_of
-from agent.wire.budget import host_part_of
+from agent.runtimes.source import find_folder
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 
@@ -20,42 +23,31 @@ _RUNNER = Path(__file__).with_name("llama_runner.py")
 
 _LOAD_SECONDS = 60
 
-_DENIED = (
-    # what the agent sets
-    "-m", "--model", "--host", "--port", "--reuse-port", "-a", "--alias", "--api-key", "--api-key-file",
-    "--api-prefix",
-    # other weights, and other places to take them from
-    "-mu", "--model-url", "-dr", "--docker-repo", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft",
-    "--hf-token", "-hfv", "--hf-repo-v", "-hffv", "--hf-file-v", "-hfd", "-hfrd", "--hf-repo-draft", "-mv",
-    "--model-vocoder", "-md", "--model-draft", "--models-dir", "--models-preset", "--models-max",
-    # files of the node
-    "--ssl-key-file", "--ssl-cert-file", "--path", "--log-file", "--slot-save-path", "--media-path", "-f", "--file",
-    "-bf", "--binary-file", "--in-file", "--grammar-file", "-jf", "--json-schema-file", "--chat-template-file",
-    "--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled", "-mm", "--mmproj", "-mmu",
-    "--mmproj-url", "-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic", "--rpc", "--prompt-cache",
-    "--tools", "--webui-config-file", "--ui-config-file", "--mcp-servers-config",
-)  # fmt: skip
-
 
 _loads: set[str] = set()
-"""Pythons in which the wheel has been loaded once; a failure is tried again, since a person may have repaired it."""
+"""Python executables in which the wheel was loaded once; a failure is retried, since it may have been repaired."""
 
 
 def _load_problem() -> str | None:
-    """Why the wheel cannot be loaded. Tried in another process: it is large, and wants libraries of the system."""
+    """Return why the wheel cannot be loaded. Tried in another process: it is large, and needs system libraries."""
     if sys.executable in _loads:
         return None
-    command = [sys.executable, "-P", "-c", "import xllamacpp"]
+    command = [sys.executable, "-I", "-c", "import xllamacpp"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False)  # noqa: S603  no input
     except subprocess.TimeoutExpired:
-        return f"The llama.cpp engine did not load in {_LOAD_SECONDS} s on this node."
+        return f"The llama.cpp engine did not load within {_LOAD_SECONDS} s on this node."
     if done.returncode == 0:
         _loads.add(sys.executable)
         return None
-    said = done.stderr.strip().splitlines()
-    hint = " (the system package libgomp1 has it)" if "libgomp" in done.stderr else ""
-    return f"The llama.cpp engine cannot be loaded on this node: {said[-1] if said else done.returncode}{hint}."
+    lines = done.stderr.strip().splitlines()
+    hint = " (install the system package libgomp1)" if "libgomp" in done.stderr else ""
+    return f"The llama.cpp engine cannot be loaded on this node: {lines[-1] if lines else done.returncode}{hint}."
+
+
+def _program(name: str) -> str:
+    """Return the path of a program: engines do not have the agent's PATH."""
+    return shutil.which(name) or name
 
 
 class LlamaCpp:
@@ -63,70 +55,88 @@ class LlamaCpp:
 
     name = Runtime.LLAMA_CPP
     health_path = "/health"
+    report_path = "/props"
     key_variable = "LLAMA_API_KEY"
     container_port = 8080
 
+    def context_in(self, report: Any) -> object:
+        """Return the tokens that one request may have."""
+        return report["default_generation_settings"]["n_ctx"]
+
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:
-        """In a container always; as a process by `llama_server` or the wheel."""
+        """Return whether it can run: always in a container; as a process by `llama_server` or the wheel."""
         if delivery is Delivery.CONTAINER:
             return Availability(True)
         if config.llama_server:
             if shutil.which(config.llama_server) is None:
                 return Availability(
-                    False, problem=f"{config.llama_server} (llama_server in agent.json) is not a program on this node."
+                    False, problem=f"{config.llama_server} (llama_server in agent.json) does not exist on this node."
                 )
             return Availability(True)
         if importlib.util.find_spec("xllamacpp") is None:
             return Availability(
                 False,
-                problem="llama.cpp is not installed on this node: install the package xllamacpp into the agent's "
+                problem="llama.cpp is not installed on this node. Install the package xllamacpp in the agent's "
                 "environment, or set llama_server in agent.json.",
             )
         problem = _load_problem()
         return Availability(problem is None, version=importlib.metadata.version("xllamacpp"), problem=problem)
 
-    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> Source | None:
-        """A GGUF file is needed: the one named, or the only one in the folder."""
-        check_args(spec.args, _DENIED, abbreviations=False)
-        check_env((*spec.env, *spec.secret_env))
+    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> WeightsSource | None:
+        """Check the spec and find its GGUF file: the one named, or the only one in the folder."""
+        check_settings(spec, config)
         if spec.rendezvous is not None:
-            raise rejected("llama.cpp runs on one node; give the replica one node, or choose another engine.")
+            raise rejected("llama.cpp runs on one node only. Give the replica one node, or choose another engine.")
         if self._by_wheel(spec, config):
             try:
                 read_options(spec.args)
             except BadOption as error:
-                raise rejected(f"{error} Set llama_server in agent.json to use a full llama-server.") from error
+                raise rejected(f"{error} Set llama_server in agent.json for a full llama-server.") from error
         if spec.source is None:
-            raise rejected("llama.cpp needs a model folder with a GGUF file; choose one.")
+            raise rejected("llama.cpp needs a model folder with a GGUF file. Choose one.")
         folder = find_folder(config.models_root, spec.source)
-        file = find_file(folder, spec.source, ".gguf")
-        return describe(file, folder, shards_of(file))
+        return gguf_source.find(folder, spec.source)
 
-    def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
-        """The same options for a binary, an image and the wheel's runner."""
-        if seat.source is None:
-            raise rejected("llama.cpp needs a model folder with a GGUF file; choose one.")
-        # one alias only: llama.cpp answers to any name, and calls itself by the first in the alphabet
-        argv: tuple[str, ...] = ("--model", str(seat.source.path), "--host", seat.host, "--port", str(seat.port))
+    def command(self, spec: LaunchSpec, config: AgentConfig, allocation: Allocation) -> EngineCommand:
+        """Return the same options for a binary, an image and the wheel's runner."""
+        if allocation.source is None:
+            raise rejected("llama.cpp needs a model folder with a GGUF file. Choose one.")
+        # One alias only: llama.cpp accepts any name, and reports itself by the alphabetically first.
+        argv: tuple[str, ...] = (
+            "--model",
+            str(allocation.source.path),
+            "--host",
+            allocation.host,
+            "--port",
+            str(allocation.port),
+        )
         argv = (*argv, "--alias", spec.served_names[0], "--metrics")
         if not given(spec.args, "-t", "--threads"):
-            argv = (*argv, "--threads", str(seat.threads))
+            argv = (*argv, "--threads", str(allocation.threads))
         if spec.context_length and not given(spec.args, "-c", "--ctx-size"):
-            argv = (*argv, "--ctx-size", str(spec.context_length))
+            # The engine splits its context among the requests that it takes at a time.
+            context = spec.context_length * llama_args.context_shares(spec.args)
+            argv = (*argv, "--ctx-size", str(context))
+        if allocation.source.projector is not None and llama_args.uses_projector(spec.args):
+            argv = (*argv, "--mmproj", str(allocation.source.projector))
         argv = (*argv, *spec.args)
-        env = {"LLAMA_API_KEY": seat.api_key}
+        env = {"LLAMA_API_KEY": allocation.api_key}
         if spec.delivery is Delivery.CONTAINER:
-            return Command(argv=argv, env=env)
+            return EngineCommand(argv=argv, env=env)
         if self._by_wheel(spec, config):
-            return Command(argv=(sys.executable, "-P", str(_RUNNER), *argv), env=env)
-        return Command(argv=(config.llama_server or "llama-server", *argv), env=env)
+            return EngineCommand(argv=(sys.executable, "-I", str(_RUNNER), *argv), env=env)
+        return EngineCommand(argv=(_program(config.llama_server or "llama-server"), *argv), env=env)
 
-    def answers(self, spec: LaunchSpec) -> bool:
-        """Always."""
+    def has_health_endpoint(self, spec: LaunchSpec) -> bool:
+        """Return True."""
         return True
 
-    def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
-        """The weights, a tenth for buffers and cache, and the server."""
+    def uses_gpus(self, spec: LaunchSpec, config: AgentConfig) -> bool:
+        """Return whether it is another program than the wheel, which computes on the CPU alone."""
+        return not self._by_wheel(spec, config)
+
+    def host_memory_bytes(self, spec: LaunchSpec, source: WeightsSource | None) -> int | None:
+        """Return the size of the weights, a tenth more for buffers and cache, and the server."""
         return host_part_of(self.name, spec.args, len(spec.gpu_uuids), source.size_bytes if source else None)
 
     def _by_wheel(self, spec: LaunchSpec, config: AgentConfig) -> bool:

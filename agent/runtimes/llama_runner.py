@@ -1,7 +1,7 @@
 """llama.cpp's server in this Python, from the ``xllamacpp`` wheel, with the options of ``llama-server``.
 
-Run as a script by the agent; it imports nothing but the standard library and the wheel, so that it starts fast. The
-key comes from LLAMA_API_KEY. Options that the wheel cannot be given are refused by name.
+The agent runs this file as a script; it imports the standard library and the wheel only, so that it starts fast. The
+key is read from LLAMA_API_KEY. Options that the wheel does not support are refused by name.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class BadOption(Exception):
-    """An option that is not known here, or whose value cannot be read; the text is a sentence."""
+    """An unknown option, or one with a bad value; the text is a sentence."""
 
 
 _PARALLEL = 4
@@ -59,6 +59,7 @@ _SWITCHES: dict[str, tuple[str, Reader]] = {
 }
 _VALUES: dict[str, tuple[str, Reader]] = {
     "--model": ("model.path", str),
+    "--mmproj": ("mmproj.path", str),
     "--host": ("host", str),
     "--port": ("port", int),
     "--alias": ("alias", str),
@@ -125,11 +126,11 @@ _WORDS: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""Fields that hold an enumeration of the wheel: its class there, and the member of each word."""
+"""Fields that hold an enumeration of the wheel: its class there, and its member for each word."""
 
 
 def read_options(arguments: Iterable[str]) -> dict[str, Any]:
-    """Fields and values of the options in `arguments`, a later one wins. BadOption with the name of the bad one."""
+    """Return fields and values of the options in `arguments`; a later one wins. BadOption names the bad one."""
     fields: dict[str, Any] = {}
     rest = iter(arguments)
     for argument in rest:
@@ -139,17 +140,19 @@ def read_options(arguments: Iterable[str]) -> dict[str, Any]:
             fields[field] = reader("")
             continue
         if name not in _VALUES:
-            raise BadOption(f"The llama.cpp engine of this node does not know the option '{argument}'.")
+            raise BadOption(f"The llama.cpp engine of this node does not support the option '{argument}'.")
         field, reader = _VALUES[name]
         text = next(rest, None)
         if text is None:
             raise BadOption(f"The option '{argument}' needs a value.")
         if field in _WORDS and text not in _WORDS[field][1]:
-            raise BadOption(f"The option '{argument}' takes {', '.join(_WORDS[field][1])}, not '{text}'.")
+            raise BadOption(
+                f"Bad value '{text}' for the option '{argument}': use one of {', '.join(_WORDS[field][1])}."
+            )
         try:
             fields[field] = reader(text)
         except ValueError:
-            raise BadOption(f"The option '{argument}' cannot be '{text}'.") from None
+            raise BadOption(f"Bad value '{text}' for the option '{argument}'.") from None
     return fields
 
 
@@ -171,7 +174,7 @@ def _fill(params: Any, fields: dict[str, Any], library: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until a signal comes; the exit code is 1 when the model cannot be loaded, 2 for a bad option."""
+    """Serve until a signal; the exit code is 1 when the model cannot be loaded, 2 for a bad option."""
     try:
         fields = read_options(arguments)
     except BadOption as error:
@@ -182,14 +185,13 @@ def main(arguments: list[str]) -> int:
         return 1
     import xllamacpp
 
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # the server runs in threads of C++, which a Python handler never stops
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the server runs in C++ threads, which a Python handler never stops
     params = xllamacpp.CommonParams()
     params.ui = False
-    # as llama-server does by itself: several answers at once share one cache; kept prompts stay small
+    # As llama-server does: parallel requests share one cache unless their number is stated. The cache of old prompts is
+    # kept small.
     params.cache_ram_mib = _CACHE_RAM_MIB
-    params.n_parallel, params.kv_unified = _PARALLEL, True
+    params.n_parallel, params.kv_unified = _PARALLEL, "n_parallel" not in fields
     threads = fields.get("cpuparams.n_threads")
     if threads is not None:
         fields.setdefault("cpuparams_batch.n_threads", threads)

@@ -1,66 +1,70 @@
-"""The simulated engine: for trying a fleet out without a model, and for tests of everything else."""
+"""The simulated engine: for a trial of the fleet without a model, and for tests."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
+from agent.common.budget import host_part_of
 from agent.config import AgentConfig
-from agent.runtimes.base import Availability, Command, Seat, Source
-from agent.runtimes.flags import check_args, check_env, rejected
-from agent.wire.budget import host_part_of
+from agent.runtimes.base import Allocation, Availability, EngineCommand, WeightsSource
+from agent.runtimes.flags import check_settings, rejected
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.instances import LaunchSpec
 
 _ENGINE = Path(__file__).with_name("sim_engine.py")
 _SHARD = Path(__file__).with_name("sim_shard.py")
-_DENIED = (
-    "--host", "--port", "--served-name", "--api-key", "--meeting", "--rank", "--world-size", "--rendezvous-host",
-    "--rendezvous-port",
-)  # fmt: skip
 
 
 class Sim:
-    """`agent/runtimes/sim_engine.py`, by this Python or in an image whose entry it is."""
+    """`agent/runtimes/sim_engine.py`, by this Python or in an image that has it as its entrypoint."""
 
     name = Runtime.SIM
     health_path = "/health"
+    report_path = "/v1/models"
     key_variable = "SIM_API_KEY"
     container_port = 8000
 
+    def context_in(self, report: Any) -> object:
+        """Return the tokens that one request may have."""
+        return report["data"][0]["max_model_len"]
+
     def availability(self, config: AgentConfig, delivery: Delivery) -> Availability:
-        """Available unless the owner of the machine switched it off."""
+        """Return that it can run, unless the owner of the machine disabled it."""
         if not config.sim_engine:
-            return Availability(False, problem="The simulated engine is switched off on this node (sim_engine).")
+            return Availability(False, problem="The simulated engine is disabled on this node (sim_engine).")
         return Availability(True, version="1")
 
-    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> Source | None:
-        """It needs no weights; a source that is named is ignored."""
-        check_args(spec.args, _DENIED, abbreviations=False)
-        check_env((*spec.env, *spec.secret_env))
+    def prepare(self, spec: LaunchSpec, config: AgentConfig) -> WeightsSource | None:
+        """Check the spec. It needs no weights; a source is ignored."""
+        check_settings(spec, config)
         if spec.rendezvous is not None and spec.delivery is not Delivery.PROCESS:
             raise rejected("the simulated engine runs the shards of a replica as processes only.")
         return None
 
-    def command(self, spec: LaunchSpec, config: AgentConfig, seat: Seat) -> Command:
-        """The engine's own options first, the person's after them."""
+    def command(self, spec: LaunchSpec, config: AgentConfig, allocation: Allocation) -> EngineCommand:
+        """Return the engine's own options, then those of the spec."""
         names = tuple(part for name in spec.served_names for part in ("--served-name", name))
-        argv = ("--host", seat.host, "--port", str(seat.port), *names, *spec.args)
-        if spec.context_length:
-            argv = (*argv, "--context-length", str(spec.context_length))
+        context = ("--context-length", str(spec.context_length)) if spec.context_length else ()
+        argv = ("--host", allocation.host, "--port", str(allocation.port), *names, *context, *spec.args)
         script = _ENGINE
-        if (meeting := seat.meeting) is not None:
+        if (rendezvous := allocation.rendezvous) is not None:
             script = _SHARD
-            argv = (*argv, "--meeting", meeting.name, "--rank", str(meeting.rank))
-            argv = (*argv, "--world-size", str(meeting.world_size), "--rendezvous-host", meeting.address)
-            argv = (*argv, "--rendezvous-port", str(meeting.port))
+            argv = (*argv, "--meeting", rendezvous.name, "--rank", str(rendezvous.rank))
+            argv = (*argv, "--world-size", str(rendezvous.world_size), "--rendezvous-host", rendezvous.address)
+            argv = (*argv, "--rendezvous-port", str(rendezvous.port))
         if spec.delivery is Delivery.PROCESS:
-            # -P: the folder of the script must not come first on the import path, its neighbours have names of engines
-            argv = (sys.executable, "-P", str(script), *argv)
-        return Command(argv=argv, env={"SIM_API_KEY": seat.api_key})
+            # Isolated: neither variables nor the script's folder decide what is imported.
+            argv = (sys.executable, "-I", str(script), *argv)
+        return EngineCommand(argv=argv, env={"SIM_API_KEY": allocation.api_key})
 
-    def answers(self, spec: LaunchSpec) -> bool:
-        """Every shard says whether it has joined; rank 0 alone answers requests."""
+    def has_health_endpoint(self, spec: LaunchSpec) -> bool:
+        """Return True: every shard reports whether it has joined, though only rank 0 serves requests."""
         return True
 
-    def host_memory_bytes(self, spec: LaunchSpec, source: Source | None) -> int | None:
-        """A small Python process."""
+    def uses_gpus(self, spec: LaunchSpec, config: AgentConfig) -> bool:
+        """Return False."""
+        return False
+
+    def host_memory_bytes(self, spec: LaunchSpec, source: WeightsSource | None) -> int | None:
+        """Return the memory of a small Python process."""
         return host_part_of(self.name, spec.args, len(spec.gpu_uuids), None)

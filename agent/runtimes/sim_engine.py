@@ -1,6 +1,6 @@
-"""A simulated engine with an OpenAI-compatible API: set speed, set start time, and faults on demand.
+"""A simulated engine with an OpenAI-compatible API: configured speed and start time, and faults on demand.
 
-Run as a script by the agent or in a container; it imports the standard library and aiohttp only. The key comes from
+Run as a script by the agent or in a container; it imports the standard library and aiohttp only. The key is read from
 SIM_API_KEY; without it every route is open. ``--help`` lists the faults.
 """
 
@@ -29,7 +29,7 @@ _DIMENSIONS = 16
 
 @dataclass
 class Counters:
-    """What ``/metrics`` tells."""
+    """Counters behind ``/metrics``."""
 
     running: int = 0
     requests: int = 0
@@ -39,40 +39,40 @@ class Counters:
     started: float = field(default_factory=time.monotonic)
 
 
-Gate = Callable[[], tuple[int, str] | None]
-"""Status and words for whoever asks while nothing can be served from here; None while it can."""
+Blocked = Callable[[], tuple[int, str] | None]
+"""Returns the status and message of a refusal while the engine cannot serve, else None."""
 
-GATE: web.AppKey[Gate] = web.AppKey("gate")
+BLOCKED: web.AppKey[Blocked] = web.AppKey("blocked")
 OPTIONS = web.AppKey("options", argparse.Namespace)
 COUNTERS = web.AppKey("counters", Counters)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option of the engine."""
+    """Return the parser of every option of the engine."""
     parse = argparse.ArgumentParser("sim-engine", allow_abbrev=False)
     parse.add_argument("--host", default="127.0.0.1")
     parse.add_argument("--port", type=int, default=8000)
     parse.add_argument("--served-name", action="append", default=[])
     parse.add_argument("--context-length", type=int, default=8192)
-    parse.add_argument("--tokens-per-second", type=float, default=50.0, help="0 is as fast as it goes")
+    parse.add_argument("--tokens-per-second", type=float, default=50.0, help="0 is unlimited")
     parse.add_argument("--first-token-seconds", type=float, default=0.0)
-    parse.add_argument("--default-tokens", type=int, default=16, help="length of an answer without max_tokens")
-    parse.add_argument("--start-seconds", type=float, default=0.0, help="time in which /health says loading")
-    parse.add_argument("--loading-as-200", action="store_true", help="while loading /health is 200, its body says so")
-    parse.add_argument("--keyed-health", action="store_true", help="/health wants the key too")
+    parse.add_argument("--default-tokens", type=int, default=16, help="length of a completion without max_tokens")
+    parse.add_argument("--start-seconds", type=float, default=0.0, help="time in which /health reports loading")
+    parse.add_argument("--loading-as-200", action="store_true", help="/health returns 200 with a body while loading")
+    parse.add_argument("--keyed-health", action="store_true", help="/health requires the key too")
     fault = parse.add_argument_group("faults")
     fault.add_argument("--die-at-start", metavar="TEXT", help="write TEXT to stderr and exit at once")
     fault.add_argument("--exit-code", type=int, default=1)
     fault.add_argument("--die-after-seconds", type=float)
     fault.add_argument("--hang-at-load", action="store_true", help="accept connections, never answer /health")
-    fault.add_argument("--never-ready", action="store_true", help="/health says loading for ever")
-    fault.add_argument("--unhealthy-after-seconds", type=float, help="/health answers 500 from then on")
+    fault.add_argument("--never-ready", action="store_true", help="/health reports loading for ever")
+    fault.add_argument("--unhealthy-after-seconds", type=float, help="/health returns 500 from then on")
     fault.add_argument("--ignore-sigterm", action="store_true")
-    fault.add_argument("--wrong-bytes", action="store_true", help="streams carry bytes that are neither UTF-8 nor JSON")
-    fault.add_argument("--split-bytes", action="store_true", help="streams are cut inside characters and events")
+    fault.add_argument("--wrong-bytes", action="store_true", help="streams contain bytes that are no UTF-8 and no JSON")
+    fault.add_argument("--split-bytes", action="store_true", help="streams are split inside characters and events")
     fault.add_argument("--cut-after-tokens", type=int, help="the connection drops in the middle of a stream")
     fault.add_argument("--error-after-tokens", type=int, help="a stream ends with an error event")
-    fault.add_argument("--answer-status", type=int, help="every completion answers with this status and an error body")
+    fault.add_argument("--answer-status", type=int, help="every completion returns this status and an error body")
     fault.add_argument("--log-bytes-per-second", type=int, default=0)
     return parse
 
@@ -83,7 +83,7 @@ def _error(status: int, message: str, kind: str, code: str | None = None, param:
 
 @web.middleware
 async def _guard(request: web.Request, handler: Any) -> web.StreamResponse:
-    """401 without the key, as engines do; health is open unless asked otherwise."""
+    """Refuse a request without the key with 401, as engines do; health is open unless ``--keyed-health``."""
     options = request.app[OPTIONS]
     key = os.environ.get("SIM_API_KEY")
     is_open = request.path in {"/health", "/metrics"} and not options.keyed_health
@@ -94,21 +94,21 @@ async def _guard(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 async def health(request: web.Request) -> web.StreamResponse:
-    """200 when ready, 503 (or 200 with a body that says loading) before."""
+    """Return 200 when ready, 503 (or 200 with a body that says loading) before."""
     options, age = request.app[OPTIONS], time.monotonic() - request.app[COUNTERS].started
     if options.hang_at_load:
         await asyncio.sleep(86_400)
-    if closed := request.app[GATE]():
-        return _error(closed[0], closed[1], "server_error")
+    if refusal := request.app[BLOCKED]():
+        return _error(refusal[0], refusal[1], "server_error")
     if options.unhealthy_after_seconds is not None and age >= options.unhealthy_after_seconds:
-        return _error(500, "the engine is not well", "server_error")
+        return _error(500, "the engine is unhealthy", "server_error")
     if options.never_ready or age < options.start_seconds:
         return web.json_response({"status": "loading model"}, status=200 if options.loading_as_200 else 503)
     return web.json_response({"status": "ok"})
 
 
 async def models(request: web.Request) -> web.StreamResponse:
-    """The served names."""
+    """Return the served names."""
     options = request.app[OPTIONS]
     data = [
         {"id": name, "object": "model", "created": 0, "owned_by": "sim", "max_model_len": options.context_length}
@@ -118,7 +118,7 @@ async def models(request: web.Request) -> web.StreamResponse:
 
 
 async def metrics(request: web.Request) -> web.StreamResponse:
-    """Counters in the text format of Prometheus."""
+    """Return the counters in the text format of Prometheus."""
     counters = request.app[COUNTERS]
     lines = [
         f"sim:num_requests_running {counters.running}",
@@ -138,10 +138,10 @@ async def _body(request: web.Request) -> dict[str, Any] | web.Response:
     if not isinstance(body, dict):
         return _error(400, "The body must be a JSON object", "invalid_request_error")
     options = request.app[OPTIONS]
-    if closed := request.app[GATE]():
-        return _error(503, closed[1], "server_error")
+    if refusal := request.app[BLOCKED]():
+        return _error(503, refusal[1], "server_error")
     if options.answer_status:
-        return _error(options.answer_status, "the engine was told to refuse", "server_error")
+        return _error(options.answer_status, "the engine was configured to refuse", "server_error")
     if options.served_name and body.get("model") not in options.served_name:
         return _error(
             404, f"The model `{body.get('model')}` does not exist.", "NotFoundError", "model_not_found", "model"
@@ -156,33 +156,33 @@ def _prompt_text(body: dict[str, Any]) -> str:
     return str(body.get("prompt", ""))
 
 
-def _wanted(body: dict[str, Any], options: argparse.Namespace) -> int | web.Response:
-    wanted = body.get("max_completion_tokens") or body.get("max_tokens") or options.default_tokens
-    if not isinstance(wanted, int) or wanted < 1:
+def _requested_tokens(body: dict[str, Any], options: argparse.Namespace) -> int | web.Response:
+    requested = body.get("max_completion_tokens") or body.get("max_tokens") or options.default_tokens
+    if not isinstance(requested, int) or requested < 1:
         return _error(400, "max_tokens must be a positive integer", "invalid_request_error", param="max_tokens")
-    if wanted > options.context_length:
+    if requested > options.context_length:
         return _error(
             400,
-            f"max_tokens ({wanted}) is larger than the context of {options.context_length} tokens",
+            f"max_tokens ({requested}) is larger than the context of {options.context_length} tokens",
             "BadRequestError",
             param="max_tokens",
         )
-    return wanted
+    return requested
 
 
-async def _tokens(options: argparse.Namespace, wanted: int) -> AsyncIterator[str]:
-    """Words at the set rate; the clock is absolute, so that a slow reader does not change the rate."""
+async def _tokens(options: argparse.Namespace, requested: int) -> AsyncIterator[str]:
+    """Yield words at the configured rate; due times are absolute, so that a slow reader does not change the rate."""
     await asyncio.sleep(options.first_token_seconds)
     begin = asyncio.get_running_loop().time()
-    for number in range(wanted):
+    for number in range(requested):
         if options.tokens_per_second > 0 and number:
             due = begin + number / options.tokens_per_second
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
         yield _WORDS[number % len(_WORDS)]
 
 
-class Answer:
-    """The shapes of one answer: chat or text, whole or in chunks."""
+class SimResponse:
+    """The bodies of one response: chat or text, complete or in chunks."""
 
     def __init__(self, body: dict[str, Any], *, chat: bool, prompt_tokens: int) -> None:
         self.chat = chat
@@ -194,7 +194,7 @@ class Answer:
         }
 
     def usage(self, generated: int) -> dict[str, Any]:
-        """Token counts."""
+        """Return the token counts."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": generated,
@@ -202,7 +202,7 @@ class Answer:
         }
 
     def chunk(self, text: str | None, finish: str | None = None) -> dict[str, Any]:
-        """One event of a stream; `text` None opens a chat."""
+        """Return one event of a stream; `text` None opens a chat."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
         if self.chat:
             choice["delta"] = (
@@ -214,7 +214,7 @@ class Answer:
         return {**self.head, "object": kind, "choices": [choice]}
 
     def whole(self, text: str, generated: int) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
+        """Return the response to a request that does not stream."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
         choice.update({"message": {"role": "assistant", "content": text}} if self.chat else {"text": text})
         kind = "chat.completion" if self.chat else "text_completion"
@@ -226,24 +226,24 @@ async def _complete(request: web.Request, *, chat: bool) -> web.StreamResponse:
     if isinstance(body, web.Response):
         return body
     options, counters = request.app[OPTIONS], request.app[COUNTERS]
-    wanted = _wanted(body, options)
-    if isinstance(wanted, web.Response):
-        return wanted
-    answer = Answer(body, chat=chat, prompt_tokens=max(1, len(_prompt_text(body).split())))
+    requested = _requested_tokens(body, options)
+    if isinstance(requested, web.Response):
+        return requested
+    reply = SimResponse(body, chat=chat, prompt_tokens=max(1, len(_prompt_text(body).split())))
     counters.requests += 1
     counters.running += 1
-    counters.prompt_tokens += answer.prompt_tokens
+    counters.prompt_tokens += reply.prompt_tokens
     try:
         if body.get("stream"):
-            return await _stream(request, body, answer, wanted)
+            return await _stream(request, body, reply, requested)
         parts: list[str] = []
-        async for word in _tokens(options, wanted):
+        async for word in _tokens(options, requested):
             parts.append(word)
             counters.generated_tokens += 1
-        return web.json_response(answer.whole("".join(parts), len(parts)))
+        return web.json_response(reply.whole("".join(parts), len(parts)))
     except (asyncio.CancelledError, ConnectionError):
         counters.aborted += 1
-        sys.stderr.write(f"request {answer.head['id']} aborted by its client\n")
+        sys.stderr.write(f"request {reply.head['id']} aborted by its client\n")
         sys.stderr.flush()
         raise
     finally:
@@ -259,7 +259,7 @@ async def _send(response: web.StreamResponse, data: bytes, *, split: bool) -> No
         await asyncio.sleep(0)
 
 
-async def _stream(request: web.Request, body: dict[str, Any], answer: Answer, wanted: int) -> web.StreamResponse:
+async def _stream(request: web.Request, body: dict[str, Any], reply: SimResponse, requested: int) -> web.StreamResponse:
     options, counters = request.app[OPTIONS], request.app[COUNTERS]
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -270,10 +270,10 @@ async def _stream(request: web.Request, body: dict[str, Any], answer: Answer, wa
         data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         await _send(response, b"data: " + data.encode() + b"\n\n", split=options.split_bytes)
 
-    if answer.chat:
-        await event(answer.chunk(None))
+    if reply.chat:
+        await event(reply.chunk(None))
     count = 0
-    async for word in _tokens(options, wanted):
+    async for word in _tokens(options, requested):
         if options.cut_after_tokens is not None and count >= options.cut_after_tokens:
             if request.transport is not None:
                 request.transport.abort()
@@ -285,12 +285,12 @@ async def _stream(request: web.Request, body: dict[str, Any], answer: Answer, wa
         if options.wrong_bytes:
             await response.write(b"data: {\xff\xfe not json \xc3\n\n")
         else:
-            await event(answer.chunk(word))
+            await event(reply.chunk(word))
         count += 1
         counters.generated_tokens += 1
-    await event(answer.chunk("", "length"))
+    await event(reply.chunk("", "length"))
     if (body.get("stream_options") or {}).get("include_usage"):
-        usage = {**answer.chunk(""), "choices": [], "usage": answer.usage(count)}
+        usage = {**reply.chunk(""), "choices": [], "usage": reply.usage(count)}
         await event(usage)
     await event("[DONE]")
     await response.write_eof()
@@ -298,17 +298,17 @@ async def _stream(request: web.Request, body: dict[str, Any], answer: Answer, wa
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """``POST /v1/chat/completions``."""
+    """Handle ``POST /v1/chat/completions``."""
     return await _complete(request, chat=True)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """``POST /v1/completions``."""
+    """Handle ``POST /v1/completions``."""
     return await _complete(request, chat=False)
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    """``POST /v1/embeddings``: a vector made of the text's digest, so equal texts are equal."""
+    """Handle ``POST /v1/embeddings``: the vector is made from the text's digest, so equal texts are equal."""
     body = await _body(request)
     if isinstance(body, web.Response):
         return body
@@ -325,12 +325,12 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     return web.json_response({"object": "list", "model": body.get("model"), "data": data, "usage": usage})
 
 
-def application(options: argparse.Namespace, gate: Gate = lambda: None) -> web.Application:
-    """The engine as an aiohttp application."""
+def application(options: argparse.Namespace, blocked: Blocked = lambda: None) -> web.Application:
+    """Return the engine as an aiohttp application."""
     app = web.Application(middlewares=[_guard], client_max_size=256 * 1024 * 1024)
     app[OPTIONS] = options
     app[COUNTERS] = Counters()
-    app[GATE] = gate
+    app[BLOCKED] = blocked
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/models", models)
@@ -340,15 +340,15 @@ def application(options: argparse.Namespace, gate: Gate = lambda: None) -> web.A
     return app
 
 
-Beside = Callable[[asyncio.Event], AbstractAsyncContextManager[None]]  # it may set the event that ends the server
+Companion = Callable[[asyncio.Event], AbstractAsyncContextManager[None]]  # it may set the event that stops the server
 
 
-async def _serve(options: argparse.Namespace, gate: Gate, beside: Beside | None) -> int:
-    # handler_cancellation: an engine notices that its client is gone and frees the slot
-    runner = web.AppRunner(application(options, gate), handler_cancellation=True, shutdown_timeout=1.0)
+async def _serve(options: argparse.Namespace, blocked: Blocked, companion: Companion | None) -> int:
+    # handler_cancellation: an engine notices that its client has disconnected and frees the slot
+    runner = web.AppRunner(application(options, blocked), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     await web.TCPSite(runner, options.host, options.port).start()
-    sys.stderr.write(f"sim engine serves {options.served_name} on {options.host}:{options.port}\n")
+    sys.stderr.write(f"sim engine serving {options.served_name} on {options.host}:{options.port}\n")
     sys.stderr.flush()
     stop = asyncio.Event()
     if options.ignore_sigterm:
@@ -358,11 +358,11 @@ async def _serve(options: argparse.Namespace, gate: Gate, beside: Beside | None)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     noise = asyncio.create_task(_make_noise(options.log_bytes_per_second))
     try:
-        async with beside(stop) if beside else nullcontext(), asyncio.timeout(options.die_after_seconds):
+        async with companion(stop) if companion else nullcontext(), asyncio.timeout(options.die_after_seconds):
             await stop.wait()
         code = 0
     except TimeoutError:
-        sys.stderr.write("the engine was told to die now\n")
+        sys.stderr.write("the engine was configured to exit now\n")
         code = options.exit_code
     noise.cancel()
     await runner.cleanup()
@@ -380,17 +380,17 @@ async def _make_noise(bytes_per_second: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM or a fault that was asked for."""
+    """Serve until SIGTERM or a requested fault."""
     return run(parser().parse_args(arguments))
 
 
-def run(options: argparse.Namespace, gate: Gate = lambda: None, beside: Beside | None = None) -> int:
-    """`main` for options that are read already. Exit code."""
+def run(options: argparse.Namespace, blocked: Blocked = lambda: None, companion: Companion | None = None) -> int:
+    """Run `main` with parsed options. Returns the exit code."""
     if options.die_at_start is not None:
         sys.stderr.write(f"{options.die_at_start}\n")
         return int(options.exit_code)
     try:
-        return asyncio.run(_serve(options, gate, beside))
+        return asyncio.run(_serve(options, blocked, companion))
     except OSError as error:
         sys.stderr.write(f"sim engine cannot listen: {error}\n")
         return 1

@@ -1,1 +1,1 @@
-"""The agent's face to the master: HTTP over mutual TLS, JSON in and out, events as lines."""
+"""The agent's server for the master: HTTP over mutual TLS, JSON in and out, events as lines."""

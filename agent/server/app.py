@@ -1,4 +1,4 @@
-"""The application: its routes in one literal table, and what its handlers need. Model traffic is in `relay`."""
+"""The application: its routes in one literal table, and the state of its handlers. Model traffic is in `relay`."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from agent.config import AgentConfig
-from agent.deliveries.pulls import Pulls
-from agent.downloads import Downloads
+from agent.deliveries.pulls import ImagePulls
+from agent.downloads import DownloadManager
 from agent.fence import Fence
-from agent.operations import Journal
-from agent.running import Instances
-from agent.server import downloads, handlers, images, pki
-from agent.server.events import Hub
+from agent.operations import OperationJournal
+from agent.running import EngineInstances
+from agent.server import downloads, drain, handlers, images, pki, witness
+from agent.server.events import EventBroadcaster
 from agent.server.guard import Handler, guard
-from agent.server.keys import CONFIG, DOOR, FENCE, HUB, INSTANCES, JOURNAL, OPEN_REQUESTS, REPORTER, ROTATION
+from agent.server.keys import CONFIG, EVENTS, FENCE, INSTANCES, JOURNAL, OPEN_REQUESTS, REPORTER, ROTATION, TLS, WITNESS
 from agent.server.rotation import Rotation
 from agent.server.status import Reporter
-from agent.server.tls import Door
+from agent.server.tls import TlsTerminator
 from agent.wire.base import API_PREFIX
+from agent.witness import Witness
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/info", handlers.get_info),
@@ -40,42 +41,46 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("PUT", "/pki/trust", pki.put_trust),
     *downloads.ROUTES,
     *images.ROUTES,
+    *witness.ROUTES,
+    *drain.ROUTES,
 )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the handlers work with."""
+class ServerContext:
+    """The state that handlers work with."""
 
     config: AgentConfig
-    door: Door
+    tls: TlsTerminator
     fence: Fence
-    journal: Journal
-    instances: Instances
-    hub: Hub
+    journal: OperationJournal
+    instances: EngineInstances
+    events: EventBroadcaster
     reporter: Reporter
     rotation: Rotation
-    downloads: Downloads
-    pulls: Pulls
+    downloads: DownloadManager
+    pulls: ImagePulls
     folders_changed: Callable[[], None]
     open_requests: Counter[str]
+    witness: Witness
 
 
-def make_app(parts: Parts) -> web.Application:
-    """The application over `parts`."""
+def make_app(context: ServerContext) -> web.Application:
+    """Return the application over `context`."""
     app = web.Application(middlewares=[guard])
-    app[CONFIG] = parts.config
-    app[DOOR] = parts.door
-    app[FENCE] = parts.fence
-    app[JOURNAL] = parts.journal
-    app[INSTANCES] = parts.instances
-    app[OPEN_REQUESTS] = parts.open_requests
-    app[HUB] = parts.hub
-    app[REPORTER] = parts.reporter
-    app[ROTATION] = parts.rotation
-    app[downloads.DOWNLOADS] = parts.downloads
-    app[downloads.CHANGED] = parts.folders_changed
-    app[images.PULLS] = parts.pulls
+    app[CONFIG] = context.config
+    app[TLS] = context.tls
+    app[FENCE] = context.fence
+    app[JOURNAL] = context.journal
+    app[INSTANCES] = context.instances
+    app[OPEN_REQUESTS] = context.open_requests
+    app[EVENTS] = context.events
+    app[REPORTER] = context.reporter
+    app[WITNESS] = context.witness
+    app[ROTATION] = context.rotation
+    app[downloads.DOWNLOADS] = context.downloads
+    app[downloads.CHANGED] = context.folders_changed
+    app[images.PULLS] = context.pulls
     for method, path, handler in ROUTES:
         app.router.add_route(method, f"{API_PREFIX}{path}", handler)
     return app

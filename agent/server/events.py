@@ -1,4 +1,4 @@
-"""Who listens to this machine, and what each is told: bounded, in order, whole again after a gap."""
+"""Event streams to the master: bounded, in order, and complete again after a gap."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from agent.wire.status import Event, NodeStatus
 log = logging.getLogger(__name__)
 
 QUEUED_EVENTS = 256
-"""Events kept for one listener. One that is slower gets a fresh status instead of the rest."""
+"""Events kept for one subscriber. A slower one receives a fresh status instead of the rest."""
 
-LISTENERS = 16
-"""Streams at once; one more ends the oldest, which is most likely the dead end of a lost connection."""
+MAX_SUBSCRIBERS = 16
+"""Concurrent streams; one more ends the oldest, most likely the dead end of a lost connection."""
 
 
-class Listener:
+class Subscriber:
     """One open stream. `stale` means that it needs a status before anything else."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Listener:
 
     @property
     def queued(self) -> int:
-        """How many events wait."""
+        """Count of waiting events."""
         return len(self._queue)
 
     def offer(self, event: Event) -> None:
-        """Queue `event`. A status replaces what waits; an event past the bound makes the listener stale."""
+        """Queue `event`. A status replaces waiting events; an event past the bound makes the subscriber stale."""
         if event.kind == "status":
             self._queue.clear()
             self.stale = False
@@ -53,7 +53,7 @@ class Listener:
         self._wake.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for something to happen; False when nothing did."""
+        """Wait for an event. Return False when none arrived in time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -62,39 +62,39 @@ class Listener:
         return True
 
     def take(self) -> list[Event]:
-        """What is queued, in order; the queue is empty afterwards."""
+        """Return the queued events in order, and clear the queue."""
         self._wake.clear()
         events = list(self._queue)
         self._queue.clear()
         return events
 
 
-class Hub:
-    """Gives every observation its number and hands it to all listeners."""
+class EventBroadcaster:
+    """Numbers every observation and passes it to all subscribers."""
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
-        self._listeners: list[Listener] = []
+        self._subscribers: list[Subscriber] = []
         self._loop = asyncio.get_running_loop()
         self._read_status: Callable[[], Awaitable[Callable[[int], NodeStatus]]] | None = None
         self._reading = asyncio.Lock()
 
     def bind(self, read_status: Callable[[], Awaitable[Callable[[int], NodeStatus]]]) -> None:
-        """Say how a status is read: first what takes time, then, at one moment, all that must agree with its number."""
+        """Set how a status is read: first the slow part, then, at one moment, everything that must match its number."""
         self._read_status = read_status
 
     @property
     def sequence(self) -> Sequence:
-        """The numbers that the hub gives out."""
+        """The source of the numbers."""
         return self._sequence
 
     @property
-    def listeners(self) -> int:
-        """How many streams are open."""
-        return len(self._listeners)
+    def subscribers(self) -> int:
+        """Count of open streams."""
+        return len(self._subscribers)
 
     def changed(self, view: InstanceView) -> None:
-        """An instance changed. May be called from any thread."""
+        """Send a changed instance to all subscribers. Safe in any thread."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -108,39 +108,39 @@ class Hub:
         self._tell(Event(kind="instance", boot_id=self._sequence.boot_id, seq=self._sequence.next(), instance=view))
 
     async def refresh(self) -> NodeStatus:
-        """Read a whole status, tell it to every listener, and return it. Every reader gets the same numbers."""
+        """Read a whole status, send it to every subscriber, and return it. All readers receive the same numbers."""
         if self._read_status is None:
-            raise RuntimeError("the hub has no status to read")
+            raise RuntimeError("no status reader is bound")
         async with self._reading:
             finish = await self._read_status()
-            # No await from here on: the number and what it stands for belong together.
+            # No await from here on: the number and the status belong together.
             status = finish(self._sequence.next())
             self._tell(Event(kind="status", boot_id=status.boot_id, seq=status.seq, status=status))
             return status
 
     def ping(self) -> Event:
-        """A line that says only that the agent lives."""
+        """Return an event that says only that the agent is alive."""
         return Event(kind="ping", boot_id=self._sequence.boot_id, seq=self._sequence.last)
 
-    def listen(self) -> Listener:
-        """A new stream, stale at first. End it with `leave`."""
-        listener = Listener()
-        self._listeners.append(listener)
-        while len(self._listeners) > LISTENERS:
-            log.warning("more than %d event streams are open; the oldest ends", LISTENERS)
-            self._listeners.pop(0).close()
-        return listener
+    def listen(self) -> Subscriber:
+        """Open a stream, stale at first. End it with `leave`."""
+        subscriber = Subscriber()
+        self._subscribers.append(subscriber)
+        while len(self._subscribers) > MAX_SUBSCRIBERS:
+            log.warning("more than %d event streams are open; closing the oldest", MAX_SUBSCRIBERS)
+            self._subscribers.pop(0).close()
+        return subscriber
 
-    def leave(self, listener: Listener) -> None:
-        """The stream has ended."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+    def leave(self, subscriber: Subscriber) -> None:
+        """Remove a stream that has ended."""
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
 
     def close(self) -> None:
         """End all streams."""
-        for listener in self._listeners:
-            listener.close()
+        for subscriber in self._subscribers:
+            subscriber.close()
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener.offer(event)
+        for subscriber in self._subscribers:
+            subscriber.offer(event)

@@ -1,4 +1,4 @@
-"""What stands before every handler: the peer's key, approval, the fence, the journal; and errors as bodies."""
+"""Checks before every handler: the peer's key, approval, the fence, the journal. Errors become response bodies."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,49 +10,63 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from agent.errors import AgentError
-from agent.operations import Answer, Call, body_digest
+from agent.operations import JournaledCall, RecordedResponse, body_digest
 from agent.server.body import parse_object, read_bytes
-from agent.server.keys import DOOR, FENCE, JOURNAL, ROTATION
+from agent.server.keys import FENCE, JOURNAL, ROTATION, TLS
 from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER
 from agent.wire.errors import AgentCode
-from agent.wire.fence import Claim
+from agent.wire.fence import MAX_EPOCH, Claim
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_BEFORE_APPROVAL = frozenset({("GET", f"{API_PREFIX}/info"), ("PUT", f"{API_PREFIX}/fence")})
-"""What a node that no master has claimed answers: who it is, and the first claim."""
+"""Routes of a node that no master has claimed yet: its identity, and the first claim."""
 
 _fenced: WeakSet[Handler] = WeakSet()
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What a mutating handler is given beside its request."""
+    """Arguments of a mutating handler, in addition to its request."""
 
     operation_id: str
     claim: Claim
     body: dict[str, Any]
 
 
+MutatingEffect = Callable[[web.Request, Mutation], Awaitable[RecordedResponse]]
+
+
 def is_fenced(handler: object) -> bool:
-    """Whether `handler` was made by `mutating`."""
+    """Return whether `handler` was made by `mutating`."""
     return handler in _fenced
 
 
-def mutating(effect: Callable[[web.Request, Mutation], Awaitable[Answer]]) -> Handler:
-    """A handler that runs `effect` once per operation id, under an admitted claim, with its answer on disk."""
+def mutating(effect: MutatingEffect) -> Handler:
+    """Return a handler that runs `effect` once per operation id, under an admitted claim, with its response on disk."""
+    return _fenced_handler(effect, journaled=True)
 
+
+def mutating_anew(effect: MutatingEffect) -> Handler:
+    """Return a handler as `mutating` does, for an effect that is the same however often it runs: no journal entry."""
+    return _fenced_handler(effect, journaled=False)
+
+
+def _fenced_handler(effect: MutatingEffect, *, journaled: bool) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
         claim = read_claim(request)
         data = await read_bytes(request)
         body = parse_object(data) if data else {}
         route = f"{request.method} {request.path.removeprefix(API_PREFIX)}"
-        call = Call(request.headers.get(OPERATION_HEADER, ""), route, body_digest(body))
+        call = JournaledCall(request.headers.get(OPERATION_HEADER, ""), route, body_digest(body))
         mutation = Mutation(call.operation_id, claim, body)
         async with request.app[FENCE].admitted(claim):
-            answer = await request.app[JOURNAL].run(call, lambda: effect(request, mutation))
+            if journaled:
+                answer = await request.app[JOURNAL].run(call, lambda: effect(request, mutation))
+            else:
+                answer = await effect(request, mutation)
         return web.json_response(answer.body, status=answer.status)
 
     handler.__name__ = effect.__name__
@@ -62,7 +76,7 @@ def mutating(effect: Callable[[web.Request, Mutation], Awaitable[Answer]]) -> Ha
 
 
 def read_claim(request: web.Request) -> Claim:
-    """The claim in the headers. AgentError INVALID_REQUEST when there is none."""
+    """Return the claim in the headers. Raises AgentError INVALID_REQUEST without one."""
     try:
         return Claim.model_validate(
             {"epoch": request.headers[EPOCH_HEADER], "instanceId": request.headers[INSTANCE_HEADER]}
@@ -70,18 +84,20 @@ def read_claim(request: web.Request) -> Claim:
     except (KeyError, ValidationError):
         raise AgentError(
             AgentCode.INVALID_REQUEST,
-            f"a call that changes something carries {EPOCH_HEADER}, {INSTANCE_HEADER} and {OPERATION_HEADER}",
+            f"A request that changes something needs {EPOCH_HEADER} (1 to {MAX_EPOCH}), {INSTANCE_HEADER} and "
+            f"{OPERATION_HEADER}.",
         ) from None
 
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The outermost step of every request."""
+    """Run the outermost checks of every request."""
     try:
-        if not request.app[DOOR].admits(request):
-            return _closing(AgentError(AgentCode.NOT_APPROVED, "this connection's key is not the master's any more"))
+        if not request.app[TLS].admits(request):
+            return _closing(AgentError(AgentCode.NOT_APPROVED, "This connection's key is no longer the master's."))
         if request.app[FENCE].held is None and (request.method, request.path) not in OPEN_BEFORE_APPROVAL:
-            raise AgentError(AgentCode.NOT_APPROVED, "no master has claimed this node yet; approve it first")
+            raise AgentError(AgentCode.NOT_APPROVED, "No master has claimed this node yet. Approve it first.")
+        request.app[TLS].clocks.note_date(request.headers.get("Date"))
         await request.app[ROTATION].note(request)
         return await handler(request)
     except AgentError as error:
@@ -91,17 +107,17 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         return _translated(error)
     except ConnectionError:
-        raise  # the peer left: nobody to tell
+        raise  # the peer has disconnected: no response is possible
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         if _is_answered(request):
             raise
-        return refusal(AgentError(AgentCode.INTERNAL, "the agent failed on this call; its log has the reason"))
+        return refusal(AgentError(AgentCode.INTERNAL, "The agent failed on this request. See the agent's log."))
 
 
 def refusal(error: AgentError, status: int | None = None) -> web.Response:
-    """The answer that carries `error`."""
-    return web.json_response(error.to_refusal().to_wire(), status=status or error.http_status)
+    """Return the response that carries `error`."""
+    return web.json_response(error.to_body().to_wire(), status=status or error.http_status)
 
 
 def _is_answered(request: web.Request) -> bool:
@@ -116,7 +132,7 @@ def _closing(error: AgentError) -> web.Response:
 
 def _translated(error: web.HTTPException) -> web.Response:
     code = AgentCode.NOT_FOUND if error.status == web.HTTPNotFound.status_code else AgentCode.INVALID_REQUEST
-    detail = "this agent has no such route" if code is AgentCode.NOT_FOUND else (error.reason or "")
+    detail = "Route not found." if code is AgentCode.NOT_FOUND else (error.reason or "")
     response = refusal(AgentError(code, detail), status=error.status)
     if allow := error.headers.get("Allow"):
         response.headers["Allow"] = allow

@@ -4,37 +4,37 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from agent.deliveries.pulls import Pulls
-from agent.operations import Answer
+from agent.deliveries.pulls import ImagePulls
+from agent.operations import RecordedResponse
 from agent.server.body import parse_message
 from agent.server.guard import Handler, Mutation, mutating
 from agent.wire.images import PullRequest
 
-PULLS: web.AppKey[Pulls] = web.AppKey("pulls", Pulls)
+PULLS: web.AppKey[ImagePulls] = web.AppKey("pulls", ImagePulls)
 
 
 async def get_images(request: web.Request) -> web.StreamResponse:
-    """What the node's Docker Engine has, and the pulls."""
+    """Return the images of the node's Docker Engine, and the pulls."""
     return web.json_response((await request.app[PULLS].listed()).to_wire())
 
 
 async def get_pull(request: web.Request) -> web.StreamResponse:
-    """One pull as it is now."""
+    """Return the current state of one pull."""
     return web.json_response(request.app[PULLS].view(request.match_info["pull_id"]).to_wire())
 
 
 @mutating
-async def put_pull(request: web.Request, mutation: Mutation) -> Answer:
-    """Bring an image; the answer does not wait for it."""
-    wanted = parse_message(PullRequest, mutation.body)
-    view = request.app[PULLS].begin(request.match_info["pull_id"], wanted)
-    return Answer(HTTPStatus.ACCEPTED, view.to_wire())
+async def put_pull(request: web.Request, mutation: Mutation) -> RecordedResponse:
+    """Pull an image; the response does not wait for it."""
+    pull = parse_message(PullRequest, mutation.body)
+    view = request.app[PULLS].begin(request.match_info["pull_id"], pull)
+    return RecordedResponse(HTTPStatus.ACCEPTED, view.to_wire())
 
 
 @mutating
-async def post_cancel(request: web.Request, mutation: Mutation) -> Answer:
-    """End a pull."""
-    return Answer(HTTPStatus.ACCEPTED, request.app[PULLS].cancel(request.match_info["pull_id"]).to_wire())
+async def post_cancel(request: web.Request, mutation: Mutation) -> RecordedResponse:
+    """Cancel a pull."""
+    return RecordedResponse(HTTPStatus.ACCEPTED, request.app[PULLS].cancel(request.match_info["pull_id"]).to_wire())
 
 
 ROUTES: tuple[tuple[str, str, Handler], ...] = (

@@ -1,4 +1,4 @@
-"""Telling systemd how the agent is, when it asked to be told."""
+"""Notifications of the agent's state to systemd, when it expects them."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Speaks to ``NOTIFY_SOCKET``; silent where there is none."""
+    """Sends to ``NOTIFY_SOCKET``; does nothing without one."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -31,7 +31,7 @@ class Notifier:
             log.warning("the service manager does not listen on %s: %s", self._address, error.strerror)
 
     async def keep_watchdog(self) -> None:
-        """Say twice per period that the event loop lives. Returns at once when nobody watches."""
+        """Send a sign of life twice per watchdog period. Return at once without a watchdog."""
         if self.watchdog_seconds is None:
             return
         while True:

@@ -1,7 +1,7 @@
-"""Passes model traffic to an engine's loopback port, byte by byte, and tells the engine when the client left.
+"""Relay of model traffic to an engine's loopback port, byte by byte; the engine notices when the client disconnects.
 
-It shares port and handshake with the agent's other routes, but not their server: every token of every stream passes
-here, so it speaks HTTP/1.1 by `agent.wire.http1` on both sides, and hands connections that ask for anything else over.
+The relay shares port and handshake with the agent's other routes, but not their server: every token of every stream
+passes here, so it speaks HTTP/1.1 by `agent.common.http1` on both sides, and hands over connections for other routes.
 """
 
 import asyncio
@@ -13,69 +13,63 @@ from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from agent.common.headers import RELAYED_REQUEST_HEADERS, RESPONSE_HEADERS
+from agent.common.http1.client import ClientConnection, UpstreamError
+from agent.common.http1.idle import IdleConnections
+from agent.common.http1.inline_task import InlineTasks, as_task, current
+from agent.common.http1.request import ClientLeft, Header, ServerRequest, whole_response
+from agent.common.http1.server import ServerConnection, Service
 from agent.errors import AgentError
 from agent.running import EngineTarget
-from agent.wire.base import ANSWER_HEADER, API_PREFIX, GENERATION_HEADER, MODEL_HEADER
+from agent.running.requests import EngineRequests
+from agent.wire.base import ANSWER_HEADER, API_PREFIX, GENERATION_HEADER, KEY_HEADER, MODEL_HEADER
 from agent.wire.errors import AgentCode
-from agent.wire.http1.client import STALE_WITHIN_SECONDS, Broken, Connection, UpstreamError
-from agent.wire.http1.exchange import Exchange, Header, Left
-from agent.wire.http1.server import ServerConnection, Service
-from agent.wire.http1.work import Works, as_task, current
+from agent.wire.instances import BrokenRequest
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0
-"""Below what engines' servers keep an idle connection for (5 s with uvicorn), so that it is this side that lets go."""
+"""Below the keep-alive time of engines' servers (5 s with uvicorn), so that this side closes first."""
 MAX_IDLE = 64
 SILENCE_SECONDS = 24 * 3600.0
-"""The master knows each model's limits and leaves when one is over; this only ends what nobody waits for."""
+"""The master knows each model's limits and disconnects at them; this limit only ends abandoned requests."""
 _PREFIX = f"{API_PREFIX}/instances/".encode()
 _METHODS = (b"POST ", b"GET ", b"PUT ", b"DELETE ", b"PATCH ", b"HEAD ", b"OPTIONS ")
 _LONGEST_ID = 200
 _PATHS = ("v1/",)
 _ALSO = frozenset({"health", "metrics", "tokenize", "detokenize", "rerank", "score"})
-_TO_ENGINE = frozenset(
-    {
-        b"accept",
-        b"anthropic-beta",
-        b"anthropic-version",
-        b"content-type",
-        b"openai-beta",
-        b"traceparent",
-        b"tracestate",
-        b"x-request-id",
-    }
-)
-_TO_MASTER = frozenset(
-    {
-        b"cache-control",
-        b"content-disposition",
-        b"content-encoding",
-        b"content-length",
-        b"content-type",
-        b"openai-processing-ms",
-        b"openai-version",
-        b"retry-after",
-    }
-)
 _MODEL = MODEL_HEADER.lower().encode()
 _GENERATION = GENERATION_HEADER.lower().encode()
+_KEY = KEY_HEADER.lower().encode()
+_KEY_DIGITS = 19
+_REQUEST_ID = b"x-request-id"
 _ANSWER: Header = (ANSWER_HEADER.lower().encode(), b"engine")
 
 
-class Instances(Protocol):
-    """What the relay asks of the engines of this node."""
+class _BrokenOff(Exception):
+    """The engine received a request and closed the connection before its response ended.
+
+    `refusal` is the agent's response to the master, None after the start of the engine's.
+    """
+
+    def __init__(self, refusal: AgentError | None = None) -> None:
+        super().__init__("the engine broke off a request")
+        self.refusal = refusal
+
+
+class RelayTargets(Protocol):
+    """The part of this node's engines that the relay needs."""
 
     def view(self, instance_id: str) -> Any:
-        """The instance, with `model_id` and `generation`. Raises AgentError."""
+        """Return the instance, with `model_id` and `generation`. Raises AgentError."""
 
     def target(self, instance_id: str) -> EngineTarget:
-        """Where its engine listens. Raises AgentError."""
+        """Return the address of its engine. Raises AgentError."""
 
 
 def is_relayed(first: bytes) -> bool | None:
-    """Of the first bytes of a request: whether it is for the relay; None while they are too few to tell."""
+    """Return whether a request with these first bytes is for the relay; None while they are too few to decide."""
     for method in _METHODS:
         if first.startswith(method):
             target = first[len(method) :]
@@ -92,99 +86,95 @@ def is_relayed(first: bytes) -> bool | None:
     return False
 
 
-class Engines:
+class EnginePool:
     """Connections to the engines on this machine, kept for a few seconds between requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._idle: dict[tuple[str, int], IdleConnections] = {}
 
-    def take(self, target: EngineTarget) -> Connection | None:
-        """The freshest idle connection to the engine, None when there is none."""
-        idle = self._idle.get((target.host, target.port), [])
-        now = self._loop.time()
-        while idle:
-            connection = idle.pop()
-            if connection.alive and now - connection.idle_since < IDLE_SECONDS:
-                return connection
-            connection.abort()
-        return None
+    def take(self, target: EngineTarget) -> ClientConnection | None:
+        """Return the freshest idle connection to the engine, None without one."""
+        idle = self._idle.get((target.host, target.port))
+        return None if idle is None else idle.take(self._loop.time())
 
-    async def connect(self, target: EngineTarget) -> Connection:
-        """A new connection. Raises OSError or TimeoutError."""
+    async def connect(self, target: EngineTarget) -> ClientConnection:
+        """Return a new connection. Raises OSError or TimeoutError."""
         return await as_task(self._connect(target))
 
-    async def _connect(self, target: EngineTarget) -> Connection:
+    async def _connect(self, target: EngineTarget) -> ClientConnection:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, connection = await self._loop.create_connection(lambda: Connection(self._loop), target.host, target.port)
+            _, connection = await self._loop.create_connection(
+                lambda: ClientConnection(self._loop), target.host, target.port
+            )
         return connection
 
-    def release(self, target: EngineTarget, connection: Connection) -> None:
-        """Keep a connection whose exchange is over, or close it."""
-        idle = self._idle.setdefault((target.host, target.port), [])
-        if not connection.reusable or len(idle) >= MAX_IDLE:
+    def release(self, target: EngineTarget, connection: ClientConnection) -> None:
+        """Keep a connection whose response has ended, or close it."""
+        address = (target.host, target.port)
+        idle = self._idle.get(address)
+        if idle is None:
+            idle = self._idle[address] = IdleConnections(idle_seconds=IDLE_SECONDS, capacity=MAX_IDLE)
+        if not idle.accepts(connection):
             connection.abort()
             return
         connection.rest()
-        idle.append(connection)
+        idle.add(connection)
         if len(idle) == 1:
-            self._loop.call_later(IDLE_SECONDS, self._tend, (target.host, target.port))
+            self._loop.call_later(IDLE_SECONDS, self._close_expired, address)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close all idle connections."""
         for idle in self._idle.values():
-            for connection in idle:
-                connection.abort()
+            idle.close()
         self._idle.clear()
 
-    def _tend(self, place: tuple[str, int]) -> None:
-        now = self._loop.time()
-        kept = []
-        for connection in self._idle.get(place, ()):
-            if connection.alive and now - connection.idle_since < IDLE_SECONDS:
-                kept.append(connection)
-            else:
-                connection.abort()
-        if kept:
-            self._idle[place] = kept
-            self._loop.call_later(IDLE_SECONDS, self._tend, place)
+    def _close_expired(self, address: tuple[str, int]) -> None:
+        idle = self._idle.get(address)
+        if idle is None:
+            return
+        idle.close_expired(self._loop.time())
+        if idle:
+            self._loop.call_later(IDLE_SECONDS, self._close_expired, address)
         else:
-            self._idle.pop(place, None)
+            del self._idle[address]
 
 
 class Relay:
-    """Serves what is for engines on the agent's port; `protocol` is the factory for ``create_server``.
+    """Serves engine routes on the agent's port; `protocol` is the factory for ``create_server``.
 
-    `flight` counts the requests at work by instance, from their head to the end of the answer.
+    `flight` counts the requests in progress by instance, from their head to the end of the response.
     """
 
     def __init__(
         self,
-        instances: Instances,
+        instances: RelayTargets,
         admits: Callable[[asyncio.Transport], AgentError | None],
         others: Callable[[], asyncio.Protocol],
         *,
         keep_alive_seconds: float,
         flight: Counter[str] | None = None,
+        requests: EngineRequests | None = None,
     ) -> None:
         self.flight: Counter[str] = Counter() if flight is None else flight
+        self._requests = EngineRequests() if requests is None else requests
         self._instances = instances
         self._admits = admits
         self._others = others
         self._loop = asyncio.get_running_loop()
-        self.engines = Engines(self._loop)
-        self._works = Works()
-        self.service = Service(self._serve, keep_alive_seconds=keep_alive_seconds, refusal=_not_http, works=self._works)
+        self.engines = EnginePool(self._loop)
+        self._tasks = InlineTasks()
+        self.service = Service(self._serve, keep_alive_seconds=keep_alive_seconds, refusal=_not_http, tasks=self._tasks)
 
     def protocol(self) -> asyncio.Protocol:
-        """A connection, not yet known whose it is."""
+        """Return the protocol of a new connection, whose routes are not known yet."""
         return ServerConnection(self._loop, self.service, is_relayed, self._others)
 
     async def drain(self, limit_seconds: float) -> None:
-        """Take no more requests, finish those at work within the limit, then cut the rest."""
+        """Accept no more requests, finish those in progress within the limit, then cut the rest."""
         for connection in list(self.service.own):
             connection.shutdown()
-        await self._works.all_over(limit_seconds)
+        await self._tasks.all_over(limit_seconds)
         self.cut()
         self.engines.close()
 
@@ -193,138 +183,151 @@ class Relay:
         for connection in list(self.service.own):
             connection.transport.abort()
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, request: ServerRequest) -> None:
         try:
-            await self._relay(exchange)
+            await self._relay(request)
         except AgentError as error:
-            _answer(exchange, error)
-        except (Left, asyncio.CancelledError):
-            exchange.cut()
+            _respond(request, error)
+        except (ClientLeft, asyncio.CancelledError):
+            request.cut()
         except Exception:  # the task's edge
             log.exception("a relayed request failed")
-            _answer(exchange, AgentError(AgentCode.INTERNAL, "the agent failed on this call; its log has the reason"))
+            _respond(request, AgentError(AgentCode.INTERNAL, "The agent failed on this request. See the agent's log."))
 
-    async def _relay(self, exchange: Exchange) -> None:
-        refusal = self._admits(exchange.transport)
+    async def _relay(self, request: ServerRequest) -> None:
+        refusal = self._admits(request.transport)
         if refusal is not None:
             raise refusal
-        if exchange.method not in ("POST", "GET"):
-            raise AgentError(AgentCode.INVALID_REQUEST, "The relay passes GET and POST on.")
-        instance_id, path = _place(exchange.target)
+        if request.method not in ("POST", "GET"):
+            raise AgentError(AgentCode.INVALID_REQUEST, "The relay accepts GET and POST only.")
+        instance_id, path = _parse_target(request.target)
         self.flight[instance_id] += 1
         try:
-            await self._relay_to(instance_id, path, exchange)
+            await self._relay_to(instance_id, path, request)
         finally:
             self.flight[instance_id] -= 1
             if not self.flight[instance_id]:
                 del self.flight[instance_id]
 
-    async def _relay_to(self, instance_id: str, path: str, exchange: Exchange) -> None:
+    async def _relay_to(self, instance_id: str, path: str, request: ServerRequest) -> None:
         view = self._instances.view(instance_id)
-        headers = dict(exchange.headers)
+        headers = dict(request.headers)
         if headers.get(_MODEL) != view.model_id.encode() or headers.get(_GENERATION) != b"%d" % view.generation:
             raise AgentError(
                 AgentCode.GENERATION_MISMATCH,
-                f"This instance is {view.model_id} at generation {view.generation}, not what the request names.",
+                f"This instance is {view.model_id} at generation {view.generation}. The request names another.",
                 {"modelId": view.model_id, "generation": view.generation},
             )
         target = self._instances.target(instance_id)
-        connection = await self._ask(exchange, target, path)
+        mark = _mark(headers)
+        self._requests.begin(instance_id, mark)
         try:
-            await _pass_back(exchange, connection)
+            connection = await self._send_upstream(request, target, path)
+            try:
+                await _relay_response(request, connection)
+            finally:
+                request.watch(None)
+                self.engines.release(target, connection)
+        except _BrokenOff as error:
+            self._requests.broke(instance_id, mark)
+            if error.refusal is not None:
+                raise error.refusal from error
+            # Without the end of the body the master notices that bytes are missing.
+            request.cut()
         finally:
-            exchange.watch(None)
-            self.engines.release(target, connection)
+            self._requests.end(instance_id, mark)
 
-    async def _ask(self, exchange: Exchange, target: EngineTarget, path: str) -> Connection:
-        head, chunked = _head(exchange, target, path)
+    async def _send_upstream(self, request: ServerRequest, target: EngineTarget, path: str) -> ClientConnection:
+        head, chunked = _head(request, target, path)
         connection = self.engines.take(target)
-        # When the master is gone, the engine must not work on for nobody.
-        exchange.watch(current().cancel)
+        # When the master has disconnected, the engine must not continue.
+        request.watch(current().cancel)
+        sent = False
         try:
-            while True:
-                reused = connection is not None
-                if connection is None:
-                    connection = await self.engines.connect(target)
-                first = exchange.take()
-                began = self._loop.time()
-                try:
-                    connection.begin(head, first, more=not exchange.whole, chunked=chunked)
-                    sent_all = exchange.whole
-                    if not sent_all:
-                        await _send_rest(exchange, connection)
-                    elif chunked:
-                        connection.end()
-                    await connection.head(SILENCE_SECONDS)
-                    return connection
-                except Broken as error:
-                    # A kept connection that the engine closed meanwhile: the request never got there.
-                    fresh = self._loop.time() - began < STALE_WITHIN_SECONDS
-                    if not (reused and error.untouched and sent_all and fresh):
-                        raise
-                    exchange.feed(first) if first else None
-                    connection = None
+            if connection is None:
+                connection = await self.engines.connect(target)
+            # Sent once: the engine may have received it whatever happens next, and a request that ends an engine must
+            # not end its next process. `take` has left out connections that the engine had closed.
+            sent = True
+            connection.begin(head, request.take(), more=not request.whole, chunked=chunked)
+            if not request.whole:
+                await _send_rest(request, connection)
+            elif chunked:
+                connection.end()
+            await connection.head(SILENCE_SECONDS)
         except (OSError, TimeoutError, UpstreamError) as error:
             if connection is not None:
                 connection.abort()
-            raise AgentError(
-                AgentCode.ENGINE_UNREACHABLE, f"The engine does not answer: {str(error) or type(error).__name__}"
-            ) from error
+            refusal = AgentError(
+                AgentCode.ENGINE_UNREACHABLE,
+                f"The engine does not respond: {str(error) or type(error).__name__}",
+                {"sent": sent},
+            )
+            raise (_BrokenOff(refusal) if sent else refusal) from error
         except BaseException:
             if connection is not None:
                 connection.abort()
             raise
+        return connection
 
 
-async def _send_rest(exchange: Exchange, connection: Connection) -> None:
-    while data := await exchange.read():
+async def _send_rest(request: ServerRequest, connection: ClientConnection) -> None:
+    while data := await request.read():
         if not await connection.send(data):
-            return  # the engine has answered already: it wants no more
+            return  # the engine has responded already and reads no more
     connection.end()
 
 
-async def _pass_back(exchange: Exchange, connection: Connection) -> None:
-    headers = [header for header in connection.headers if header[0] in _TO_MASTER]
+async def _relay_response(request: ServerRequest, connection: ClientConnection) -> None:
+    headers = [header for header in connection.headers if header[0] in RESPONSE_HEADERS]
     headers.append(_ANSWER)
-    exchange.start(connection.status, headers)
+    request.start(connection.status, headers)
     try:
         while True:
             data = connection.take()
-            if connection.done:  # what was taken is the last: its end goes out with it
-                exchange.finish(data)
+            if connection.done:  # the taken bytes are the last: send the end with them
+                request.finish(data)
                 return
-            exchange.write_now(data)
-            exchange.flush()
-            await exchange.ready()
-            await connection.stream(exchange.write_now, SILENCE_SECONDS)
-            await exchange.ready()
-    except UpstreamError:
-        # Without the end of the body the master sees that bytes are missing.
-        exchange.cut()
+            request.write_now(data)
+            request.flush()
+            await request.ready()
+            await connection.stream(request.write_now, SILENCE_SECONDS)
+            await request.ready()
+    except UpstreamError as error:
+        raise _BrokenOff from error
+
+
+def _mark(headers: dict[bytes, bytes]) -> BrokenRequest:
+    """Return the request's id and its API key's, as the master sent them."""
+    key = headers.get(_KEY, b"")
+    return BrokenRequest(
+        request_id=headers.get(_REQUEST_ID, b"")[:128].decode("ascii", "replace"),
+        key_id=int(key) if key.isdigit() and len(key) < _KEY_DIGITS else None,
+    )
 
 
 @lru_cache(maxsize=512)
-def _place(target: bytes) -> tuple[str, str]:
-    """The instance's id and the engine's path, from the request's target. Raises AgentError."""
+def _parse_target(target: bytes) -> tuple[str, str]:
+    """Return the instance's id and the engine's path from the request's target. Raises AgentError."""
     instance_id, _, rest = target.partition(b"?")[0][len(_PREFIX) :].decode("latin-1").partition("/")
     path = rest.removeprefix("relay/")
     plain = unquote(path) if "%" in path else path
     parts = plain.split("/")
     if not (plain.startswith(_PATHS) or plain in _ALSO) or "" in parts or ".." in parts or "." in parts:
-        raise AgentError(AgentCode.NOT_FOUND, "The relay serves paths under v1/ of the engine, and its health.")
+        raise AgentError(AgentCode.NOT_FOUND, "The relay serves the engine's paths below v1/ and its health path only.")
     return unquote(instance_id), path
 
 
-def _head(exchange: Exchange, target: EngineTarget, path: str) -> tuple[bytes, bool]:
-    """The head of the request to the engine, and whether its body goes in chunks."""
-    lines = [_start(exchange.method, path, target.host, target.port, target.api_key)]
+def _head(request: ServerRequest, target: EngineTarget, path: str) -> tuple[bytes, bool]:
+    """Return the head of the request to the engine, and whether its body is chunked."""
+    lines = [_start(request.method, path, target.host, target.port, target.api_key)]
     length: bytes | None = None
-    for name, value in exchange.headers:
-        if name in _TO_ENGINE:
+    for name, value in request.headers:
+        if name in RELAYED_REQUEST_HEADERS:
             lines += (name, b": ", value, b"\r\n")
         elif name == b"content-length":
             length = value
-    chunked = exchange.has_body and length is None
+    chunked = request.has_body and length is None
     if chunked:
         lines.append(b"Transfer-Encoding: chunked\r\n")
     elif length is not None:
@@ -339,13 +342,14 @@ def _start(method: str, path: str, host: str, port: int, api_key: str | None) ->
     return f"{method} /{path} HTTP/1.1\r\nHost: {host}:{port}\r\n{key}".encode("latin-1")
 
 
-def _answer(exchange: Exchange, error: AgentError) -> None:
-    body = json.dumps(error.to_refusal().to_wire()).encode()
+def _respond(request: ServerRequest, error: AgentError) -> None:
+    body = json.dumps(error.to_body().to_wire()).encode()
     head = [(b"content-type", b"application/json; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-    exchange.start(error.http_status, head, close=not exchange.whole or error.code is AgentCode.NOT_APPROVED)
-    exchange.finish(body)
+    request.start(error.http_status, head, close=not request.whole or error.code is AgentCode.NOT_APPROVED)
+    request.finish(body)
 
 
-def _not_http(words: str) -> tuple[list[Header], bytes]:
-    error = AgentError(AgentCode.INVALID_REQUEST, words)
-    return [(b"content-type", b"application/json")], json.dumps(error.to_refusal().to_wire()).encode()
+def _not_http(target: bytes, status: int, detail: str) -> bytes:
+    error = AgentError(AgentCode.INVALID_REQUEST, detail)
+    body = json.dumps(error.to_body().to_wire()).encode()
+    return whole_response(status, [(b"content-type", b"application/json")], body)

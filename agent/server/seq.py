@@ -1,4 +1,4 @@
-"""The numbers that order what is told of this machine, over restarts of the agent and reboots of the machine."""
+"""Numbers that order the observations of this machine, across restarts of the agent and reboots of the machine."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from agent.wire.capability import Capabilities
 log = logging.getLogger(__name__)
 
 BLOCK = 10_000
-"""Numbers taken per write: a crash skips at most this many, which no reader minds."""
+"""Numbers reserved per write: a crash skips at most this many, which no reader minds."""
 
 
 class Sequence:
-    """``seq`` of one boot, and the number of the last change of capabilities. Not for several threads.
+    """``seq`` of one boot, and the number of the last change of capabilities. Not thread-safe.
 
-    A number is used after a block that holds it was written. The first number of a run is at least the
-    milliseconds since the boot, so that ``seq`` grows even when the state folder was lost in the middle of a boot.
+    A number is used after its block is written. The first number of a run is at least the milliseconds since boot, so
+    that ``seq`` grows even when the state folder is lost during a boot.
     """
 
     def __init__(self, state_dir: Path, boot_id: str) -> None:
@@ -35,23 +35,23 @@ class Sequence:
 
     @property
     def last(self) -> int:
-        """The number given out last."""
+        """The last number used."""
         return self._last
 
     @property
     def capabilities_seq(self) -> int:
-        """Changes whenever the capabilities did."""
+        """The number of the current capabilities; it changes with them."""
         return self._capabilities_seq
 
     def next(self) -> int:
-        """A number greater than all before, in this boot."""
+        """Return a number greater than all before in this boot."""
         if self._last >= self._limit:
             self._write(self._last + BLOCK)
         self._last += 1
         return self._last
 
     def note(self, capabilities: Capabilities) -> bool:
-        """Whether `capabilities` differ from the last noted, over restarts too."""
+        """Note `capabilities`. Return whether they differ from the last noted, also across restarts."""
         text = json.dumps(capabilities.to_wire(), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest == self._digest:
@@ -71,7 +71,7 @@ class Sequence:
         try:
             write_json(self._path, value)
         except OSError as error:
-            # A full disk must not silence the machine: after a restart the milliseconds since the boot still grow.
+            # A full disk must not silence the machine: after a restart the milliseconds since boot still grow.
             log.error("%s cannot be written: %s", self._path, error.strerror)
         self._limit = limit
 
@@ -79,5 +79,5 @@ class Sequence:
         try:
             value = read_json(self._path)
         except ValueError:
-            return {}  # the milliseconds since the boot stand in for what is lost
+            return {}  # the milliseconds since boot replace the lost number
         return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""What this machine tells of itself: info, capabilities, status."""
+"""Reports of this machine: info, capabilities, status."""
 
 import asyncio
 import logging
@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from agent import __version__
 from agent.clock import monotonic, now_text
+from agent.common import reason
 from agent.errors import AgentError
 from agent.fence import Fence
 from agent.identity import Identity, read_machine_id
-from agent.running import Instances
+from agent.running import EngineInstances
 from agent.server.seq import Sequence
-from agent.telemetry import usage
+from agent.telemetry import gpu
 from agent.wire.base import PROTOCOL_VERSIONS
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.errors import AgentCode
@@ -26,18 +27,18 @@ T = TypeVar("T")
 TELEMETRY_SECONDS = 4.0
 CAPABILITIES_SECONDS = 30.0
 TELEMETRY_FRESH_SECONDS = 1.0
-"""Readers within this time share one reading, so that many of them cost no more than one."""
+"""Readers within this time share one reading, so that many cost no more than one."""
 
 
 @dataclass(frozen=True)
 class Probes:
-    """How the machine is read. Each may take time; none may be trusted to return."""
+    """Functions that read the machine. Each may be slow, and none is trusted to return."""
 
     host: Callable[[], Awaitable[HostStatus]]
     gpus: Callable[[], Awaitable[tuple[GpuStatus, ...]]]
     capabilities: Callable[[], Awaitable[Capabilities]]
     background: Callable[[], Coroutine[Any, Any, None]] | None = None
-    """What goes on measuring by itself, until it is cancelled."""
+    """Continuous measurement, until it is cancelled."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class _Reading:
 
 
 class Reporter:
-    """Builds the messages that describe this machine. What a probe cannot say is unknown, and a warning says so."""
+    """Builds the messages that describe this machine. Unreadable values are unknown, with a warning."""
 
-    def __init__(self, probes: Probes, instances: Instances, fence: Fence, sequence: Sequence) -> None:
+    def __init__(self, probes: Probes, instances: EngineInstances, fence: Fence, sequence: Sequence) -> None:
         self._probes = probes
         self._instances = instances
         self._fence = fence
@@ -62,7 +63,7 @@ class Reporter:
         self._probing = asyncio.Lock()
 
     def info(self, identity: Identity) -> AgentInfo:
-        """All that is told before approval."""
+        """Return everything that is reported before approval."""
         return AgentInfo(
             node_id=identity.node_id,
             node_uid=identity.node_uid,
@@ -78,59 +79,71 @@ class Reporter:
         )
 
     async def capabilities(self) -> Capabilities:
-        """What the machine can do, read now. AgentError INTERNAL when it cannot be told."""
+        """Read the capabilities of the machine. Raises AgentError INTERNAL when they cannot be read."""
         async with self._probing:
+            self._hold_gpus()
             capabilities = await _bounded("capabilities", self._probes.capabilities(), CAPABILITIES_SECONDS)
             if capabilities is None:
-                raise AgentError(AgentCode.INTERNAL, "this machine could not tell what it can do; see the agent's log")
+                raise AgentError(
+                    AgentCode.INTERNAL, "The capabilities of this machine could not be read. See the agent's log."
+                )
             self._capabilities = capabilities
             self._sequence.note(capabilities)
             return capabilities
 
     async def status(self) -> Callable[[int], NodeStatus]:
-        """Read what takes time; the returned function fills in the rest at one moment, under the given number."""
+        """Do the slow readings; the returned function completes the status at one moment, under the given number."""
         reading = await self._read()
 
+        known = self._capabilities
+
         def finish(seq: int) -> NodeStatus:
+            warnings = reading.warnings + self._instances.notices()
             return NodeStatus(
                 boot_id=self._sequence.boot_id,
                 seq=seq,
                 capabilities_seq=self._sequence.capabilities_seq,
                 time=now_text(),
                 held_claim=self._fence.held,
-                host=reading.host,
+                host=reading.host.model_copy(update={"draining": self._instances.drain.draining}),
                 gpus=reading.gpus,
                 instances=self._instances.views(),
-                warnings=reading.warnings + (self._capabilities.warnings if self._capabilities else ()),
+                warnings=tuple(warnings) + (known.warnings if known else ()),
+                warning_codes=reason.codes(warnings) + (known.warning_codes if known else ()),
             )
 
         return finish
 
+    def _hold_gpus(self) -> None:
+        """Let go of the GPUs of a drained node, or read them again."""
+        gpu.let_go(self._instances.lets_go_of_gpus)
+
     async def _read(self) -> _Reading:
         if self._reading is not None and monotonic() - self._reading.at < TELEMETRY_FRESH_SECONDS:
             return self._reading
+        self._hold_gpus()
         host, gpus = await asyncio.gather(
             _bounded("host telemetry", self._probes.host(), TELEMETRY_SECONDS),
             _bounded("GPU telemetry", self._probes.gpus(), TELEMETRY_SECONDS),
         )
         warnings = tuple(
-            f"{name} could not be read; see the agent's log"
+            reason.Reason("telemetry_unreadable", f"{name} could not be read; see the agent's log")
             for name, value in (("host telemetry", host), ("GPU telemetry", gpus))
             if value is None
         )
         if gpus:
-            gpus = await asyncio.to_thread(usage.attribute, gpus, self._instances.views())
+            gpus = await asyncio.to_thread(self._instances.with_owners, gpus)
         self._reading = _Reading(monotonic(), host or HostStatus(), gpus or (), warnings)
         return self._reading
 
 
-async def _bounded(what: str, probe: Awaitable[T], seconds: float) -> T | None:
+async def _bounded(subject: str, probe: Awaitable[T], seconds: float) -> T | None:
     try:
-        # Not wait_for: on Python 3.11 it may swallow that its caller is cancelled, and the agent would not end.
+        # Not wait_for: on Python 3.11 it may swallow the cancellation of its caller, and the agent would not end.
         async with asyncio.timeout(seconds):
             return await probe
     except TimeoutError:
-        log.warning("%s did not answer within %g s", what, seconds)
-    except Exception:  # drivers fail in ways nobody lists; a status without them beats no status
-        log.exception("%s could not be read", what)
+        log.warning("no %s within %g s", subject, seconds)
+    except Exception:  # drivers fail in unpredictable ways; a status without their values is better than none
+        log.exception("%s could not be read", subject)
     return None

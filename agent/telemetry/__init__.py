@@ -1,1 +1,1 @@
-"""What the machine says of itself now. Unknown is None, never 0."""
+"""Measurements of this machine. Unknown is None, never 0."""

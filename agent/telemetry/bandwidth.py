@@ -1,8 +1,8 @@
-"""``python -m agent.telemetry.bandwidth``: how fast this machine reads memory, all cores together and one alone.
+"""``python -m agent.telemetry.bandwidth``: memory bandwidth of this machine, of all cores and of one alone.
 
-A token on a CPU reads every active weight once, so this rate is what a reply there is estimated from. It is measured
-in a process of its own with the lowest priority, over a buffer that no cache holds and that leaves most of the free
-memory alone; without such room nothing is measured.
+A token on a CPU reads every active weight once, so this rate determines the estimated speed there. It is measured in a
+process of its own with the lowest priority, over a buffer that is larger than any cache and takes a small part of the
+free memory; without enough free memory nothing is measured.
 """
 
 import ctypes
@@ -17,10 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agent.telemetry import cgroups
+from agent.telemetry.cores import usable_cpus
+
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _UNKNOWN_CACHE = 32 * 2**20
-"""Where the kernel does not tell the cache: more than most machines have."""
+"""Used where the kernel does not report the cache: more than most machines have."""
 
 _CACHES = 8
 _SHARE = 4
@@ -29,15 +32,15 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Bytes a second: of all cores together, and of one alone."""
+class BandwidthRates:
+    """Bytes per second: of all cores together, and of one alone."""
 
     machine: int
     core: int
 
 
 def last_cache_bytes(cpus: Path = _CPUS) -> int:
-    """All of the machine's last-level caches together, each counted once however many cores share it."""
+    """Return the size of all last-level caches, each counted once however many cores share it."""
     found: dict[tuple[int, str], int] = {}
     for cache in cpus.glob("cpu[0-9]*/cache/index*"):
         try:
@@ -56,13 +59,13 @@ def last_cache_bytes(cpus: Path = _CPUS) -> int:
 
 
 def buffer_bytes(cache: int, free: int | None) -> int | None:
-    """The smallest buffer that measures memory and not the cache; None when it would take too much of what is free."""
-    wanted = max(_CACHES * cache, 64 * 2**20)
-    return wanted if free is not None and wanted <= free // _SHARE else None
+    """Return the smallest buffer that measures memory and not the cache; None when it needs too much free memory."""
+    size = max(_CACHES * cache, 64 * 2**20)
+    return size if free is not None and size <= free // _SHARE else None
 
 
 def free_bytes(meminfo: Path = _MEMINFO) -> int | None:
-    """Memory that can be used without swapping; None when the kernel does not tell."""
+    """Return the memory that can be used without swapping; None when unknown."""
     try:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -72,8 +75,8 @@ def free_bytes(meminfo: Path = _MEMINFO) -> int | None:
     return None
 
 
-def measure(size: int, cores: int) -> Rates:
-    """The best of a few passes over `size` bytes."""
+def measure(size: int, cores: int) -> BandwidthRates:
+    """Return the best of a few passes over `size` bytes."""
     libc = ctypes.CDLL(None)
     libc.memchr.restype = ctypes.c_void_p
     libc.memchr.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
@@ -83,11 +86,11 @@ def measure(size: int, cores: int) -> Rates:
         ctypes.memset(address, 0xA5, size)
         machine = max(_pass(libc, address, size, cores) for _ in range(_PASSES))
         core = machine if cores == 1 else max(_pass(libc, address, size, 1) for _ in range(_PASSES))
-    return Rates(max(machine, core), core)
+    return BandwidthRates(max(machine, core), core)
 
 
 def _pass(libc: ctypes.CDLL, address: int, size: int, threads: int) -> int:
-    """Look for a byte that is not there, each thread in a share of its own; libc is called without Python's lock."""
+    """Search for a byte that does not occur, each thread in its own share; libc is called without Python's lock."""
     share = size // threads
     ready = threading.Barrier(threads + 1)
 
@@ -106,15 +109,16 @@ def _pass(libc: ctypes.CDLL, address: int, size: int, threads: int) -> int:
 
 
 def main() -> int:
-    """Print the rates as JSON; exit code 3 when there is no room to measure."""
+    """Print the rates as JSON; exit code 3 when there is too little free memory."""
     os.nice(19)
     with suppress(OSError):
-        # Should memory run out meanwhile, this goes first.
+        # Out of memory, the system kills this process first.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    size = buffer_bytes(last_cache_bytes(), free_bytes())
+    free = [known for known in (free_bytes(), cgroups.memory_free()) if known is not None]
+    size = buffer_bytes(last_cache_bytes(), min(free, default=None))
     if size is None:
         return 3
-    rates = measure(size, len(os.sched_getaffinity(0)))
+    rates = measure(size, usable_cpus())
     sys.stdout.write(json.dumps(asdict(rates)) + "\n")
     return 0
 

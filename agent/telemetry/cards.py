@@ -1,19 +1,26 @@
-"""GPUs as values. None is unknown, never 0. Light to import: the process that asks the driver uses it."""
+"""GPUs as values. None is unknown, never 0. Light to import: the process that reads the driver uses it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 UNREADABLE = "GPU-unreadable-"
-"""Begins the name of a card that tells no UUID; its number follows."""
+"""Prefix of the name of a card without a UUID; its number follows."""
 
 
 class NoDriver(Exception):
-    """GPUs cannot be read; the text says what was answered. `installed` means that there is a library of a driver."""
+    """GPUs cannot be read; the text has the error. `installed` means that a driver's library exists."""
 
     def __init__(self, text: str, *, installed: bool = False) -> None:
         super().__init__(text)
         self.installed = installed
+
+
+class SlowDriver(NoDriver):
+    """The driver has not answered yet; a reading is in progress."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, installed=True)
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,20 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Xid:
+    """A fault that the kernel's log has of the card in `slot`, its address without the function."""
+
+    slot: str
+    number: int
+
+
+@dataclass(frozen=True)
 class Card:
-    """One GPU, or one MIG slice of the card `parent_uuid`. `integrated` is whether it shares the machine's memory."""
+    """One GPU, or one MIG slice of the card `parent_uuid`. `integrated` is true when it shares the machine's memory.
+
+    `problem` has a `code` when only the machine's owner can mend it (`faults`); `recovery` is what the driver asks for.
+    `place` is its bus address where the driver does not number it.
+    """
 
     uuid: str
     index: int
@@ -56,23 +75,31 @@ class Card:
     processes: tuple[Process, ...] | None = None
     lost: bool = False
     problem: str | None = None
+    code: str | None = None
+    recovery: str | None = None
+    xid: int | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True)
 class Cards:
-    """All GPUs, and the driver's version."""
+    """All GPUs, the driver's version and the newest CUDA that it supports, and the faults in the kernel's log."""
 
     cards: tuple[Card, ...]
     driver_version: str | None = None
+    cuda_version: str | None = None
+    xids: tuple[Xid, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The value as JSON."""
+        """Return the value as JSON."""
         return asdict(self)
 
 
 def from_json(value: Mapping[str, Any]) -> Cards:
-    """What `Cards.to_json` made."""
-    return Cards(tuple(_card(item) for item in value["cards"]), value["driver_version"])
+    """Return the value that `Cards.to_json` wrote."""
+    cards = tuple(_card(item) for item in value["cards"])
+    xids = tuple(Xid(**item) for item in value.get("xids", ()))
+    return Cards(cards, value["driver_version"], value.get("cuda_version"), xids)
 
 
 def _card(item: Mapping[str, Any]) -> Card:
@@ -84,15 +111,10 @@ def _card(item: Mapping[str, Any]) -> Card:
     return Card(**{**item, **known})
 
 
-def lost_words(number: int | str) -> str:
-    """What a person reads of a card that fell off the bus."""
-    return f"GPU {number} is lost: it no longer answers on its bus. Reboot the machine; if it is lost again, check it."
-
-
 def is_integrated(name: str | None, *, has_bus: bool | None) -> bool | None:
-    """Whether a card whose memory is "not supported" shares the machine's: so it is by name, or without a PCIe link.
+    """Return whether a card whose memory is "not supported" shares the machine's, by name or without a PCIe link.
 
-    None when that cannot be told.
+    None when unknown.
     """
     if name is not None and any(word in name.lower() for word in ("gb10", "nvgpu", "thor", "orin", "xavier", "tegra")):
         return True
@@ -100,7 +122,7 @@ def is_integrated(name: str | None, *, has_bus: bool | None) -> bool | None:
 
 
 def held_bytes(processes: Iterable[Process] | None) -> int | None:
-    """What all of them hold; None when that cannot be told of each."""
+    """Return the memory of all processes; None when that of one is unknown."""
     if processes is None:
         return None
     total = 0

@@ -1,4 +1,4 @@
-"""The fabrics of this machine as the master is told: what its owner stated, and what is wrong with it now."""
+"""The fabrics of this machine as reported to the master: the owner's declarations, and their current problems."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ _FILE = "fabrics.json"
 
 
 def keep(state_dir: Path, fabrics: Sequence[Fabric]) -> None:
-    """Write down what was stated at a join."""
+    """Store the declarations of a join."""
     write_json(state_dir / _FILE, {"fabrics": [str(fabric) for fabric in fabrics]})
 
 
 def stated(configured: Sequence[str], state_dir: Path) -> tuple[Fabric, ...]:
-    """What ``agent.json`` states, or else what was stated at the join. Raises BadFabric."""
+    """Return the declarations in ``agent.json``, else those of the join. Raises BadFabric."""
     if configured:
         return parse(configured)
     path = state_dir / _FILE
@@ -25,12 +25,12 @@ def stated(configured: Sequence[str], state_dir: Path) -> tuple[Fabric, ...]:
     try:
         listed = (read_json(path) or {})["fabrics"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadFabric(f"{path} cannot be read: state the fabrics in agent.json.") from error
+        raise BadFabric(f"{path} cannot be read. Declare the fabrics in agent.json.") from error
     return parse(str(one) for one in listed)
 
 
 def capabilities(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tuple[FabricCapability, ...]:
-    """The fabrics as the master is told, each with what is wrong with it now. Nothing raises."""
+    """Return the fabrics for the master, each with its current problem. Nothing raises."""
     try:
         fabrics = stated(configured, state_dir)
     except BadFabric:
@@ -38,7 +38,7 @@ def capabilities(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tup
     found = []
     for fabric in fabrics:
         try:
-            # One that lists its adapters needs no other to be understood.
+            # A fabric that lists its adapters is resolved alone.
             together = (fabric,) if fabric.adapters else fabrics
             (known,) = (one for one in resolve(together, sysfs) if one.name == fabric.name)
             problem = _down(known, sysfs)
@@ -49,7 +49,7 @@ def capabilities(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tup
 
 
 def warnings(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tuple[str, ...]:
-    """What a person has to look after, as sentences."""
+    """Return the problems that need a person, as sentences."""
     try:
         stated(configured, state_dir)
     except BadFabric as error:
@@ -58,11 +58,11 @@ def warnings(configured: Sequence[str], state_dir: Path, sysfs: Path) -> tuple[s
 
 
 def _down(fabric: Fabric, sysfs: Path) -> str | None:
-    """Why an adapter of it cannot be used; None when all can, or do not say."""
+    """Return why an adapter of the fabric cannot be used; None when all can, or their state is unknown."""
     for adapter in fabric.adapters:
         states = _port_states(sysfs, adapter)
         if states and not any("ACTIVE" in state.upper() or state == "up" for state in states):
-            return f"The adapter {adapter} of the fabric {fabric.name} is not up ({states[0]}); look at its cable."
+            return f"The adapter {adapter} of the fabric {fabric.name} is down ({states[0]}). Check its cable."
     return None
 
 

@@ -1,53 +1,46 @@
 """Memory, processor and disk of this machine."""
 
 import asyncio
+import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from agent.telemetry.bandwidth import Rates
+from agent import patience
+from agent.telemetry import cgroups
+from agent.telemetry.bandwidth import BandwidthRates
 from agent.wire.status import HostStatus
+
+_DISK_SECONDS = 1.5
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be used without swapping, within the limit of the agent's own cgroup; None when unknown."""
+    """Return the memory usable without swapping, within the agent's own control groups; None when unknown."""
     try:
         free = int(psutil.virtual_memory().available)
     except (OSError, psutil.Error, RuntimeError):
         return None
-    limit = _cgroup_free()
+    limit = cgroups.memory_free()
     return free if limit is None else min(free, limit)
 
 
 def total_memory_bytes() -> int | None:
-    """Memory of the machine, or of the agent's cgroup when that has less; None when unknown."""
+    """Return the memory of the machine, or of the agent's control groups when one allows less; None when unknown."""
     try:
         total = int(psutil.virtual_memory().total)
     except (OSError, psutil.Error, RuntimeError):
         return None
-    limit = _cgroup_number("memory.max")
+    limit = cgroups.memory_limit()
     return total if limit is None else min(total, limit)
 
 
-def _cgroup_number(name: str) -> int | None:
-    """A number of the cgroup (version 2) that is this process's root; "max" and version 1 are None."""
-    try:
-        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _cgroup_free() -> int | None:
-    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
-    if limit is None or used is None:
-        return None
-    return max(0, limit - used)
-
-
-def read_host(disk: Path, rates: Rates | None = None) -> HostStatus:
-    """The machine now; the processor's share is since the last call. Blocking for a moment only."""
+def read_host(
+    disk: Path, rates: BandwidthRates | None = None, engine_threads: Callable[[], int] | None = None
+) -> HostStatus:
+    """Return the machine's status; CPU usage is since the last call. Blocks for a moment only."""
     try:
         cpu: float | None = psutil.cpu_percent(interval=None)
     except (OSError, psutil.Error):
@@ -70,23 +63,24 @@ def read_host(disk: Path, rates: Rates | None = None) -> HostStatus:
         huge_pages_bytes=_huge_pages(),
         memory_bandwidth_bytes_per_second=rates.machine if rates else None,
         core_bandwidth_bytes_per_second=rates.core if rates else None,
+        engine_threads=engine_threads() if engine_threads else None,
     )
 
 
 def _swap() -> tuple[int | None, int | None]:
-    """Total and used bytes of swap, which is told and never counted as memory."""
+    """Return total and used bytes of swap, which is reported and never counted as memory."""
     found = _meminfo()
     total, free = found.get("SwapTotal"), found.get("SwapFree")
     return total, None if total is None or free is None else max(0, total - free)
 
 
 def _huge_pages() -> int | None:
-    """Bytes set aside as huge pages: part of the total, and available to nobody else."""
+    """Return the bytes of reserved huge pages: part of the total, and not available to others."""
     return _meminfo().get("Hugetlb")
 
 
 def _meminfo() -> dict[str, int]:
-    """The kernel's figures that have a unit, in bytes."""
+    """Return the kernel's values that have a unit, in bytes."""
     try:
         lines = (Path(psutil.PROCFS_PATH) / "meminfo").read_text().splitlines()
     except OSError:
@@ -96,16 +90,23 @@ def _meminfo() -> dict[str, int]:
 
 
 def _disk(path: Path) -> tuple[int | None, int | None]:
-    """Free and total bytes of the file system that holds `path` or its nearest parent that exists."""
+    """Return free and total bytes of the file system of `path`, or of its nearest parent that exists.
+
+    Unknown when the file system fails or does not answer: that of a parent is another one.
+    """
     for place in (path, *path.parents):
         try:
-            usage = psutil.disk_usage(str(place))
-        except OSError:
-            continue
+            usage = patience.within(_DISK_SECONDS, f"disk of {place}", partial(psutil.disk_usage, str(place)))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                continue
+            return None, None
         return usage.free, usage.total
     return None, None
 
 
-async def host_status(disk: Path = Path("/"), rates: Rates | None = None) -> HostStatus:
-    """`read_host` beside the event loop. `disk` is the folder whose file system counts (the models root)."""
-    return await asyncio.to_thread(read_host, disk, rates)
+async def host_status(
+    disk: Path = Path("/"), rates: BandwidthRates | None = None, engine_threads: Callable[[], int] | None = None
+) -> HostStatus:
+    """Run `read_host` off the event loop. `disk` is a folder of the measured file system (the models root)."""
+    return await asyncio.to_thread(read_host, disk, rates, engine_threads)

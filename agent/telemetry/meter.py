@@ -1,4 +1,4 @@
-"""Measures memory bandwidth in the background, now and then, and keeps the best: a busy moment is not the machine."""
+"""Background measurement of memory bandwidth. It keeps the best: a busy moment does not describe the machine."""
 
 import asyncio
 import json
@@ -13,14 +13,15 @@ from typing import Any
 
 import agent
 from agent.state import read_json, write_json
-from agent.telemetry.bandwidth import Rates
+from agent.telemetry import cores
+from agent.telemetry.bandwidth import BandwidthRates
 
 _FIRST_SECONDS = (10.0, 120.0)
-"""Machines on one host that start together wait differently, or they would measure each other."""
+"""Agents on one host that start together wait differently, or they would measure each other."""
 
 _EVERY_SECONDS = 3600.0
 _LIMIT_SECONDS = 120.0
-_NO_ROOM = 3
+_TOO_LITTLE_MEMORY = 3
 _FILE = "bandwidth.json"
 _ROOT = Path(agent.__file__).resolve().parent.parent
 _COMMAND = (sys.executable, "-P", "-m", "agent.telemetry.bandwidth")
@@ -28,13 +29,13 @@ _COMMAND = (sys.executable, "-P", "-m", "agent.telemetry.bandwidth")
 _log = logging.getLogger("mirbad.agent.bandwidth")
 
 
-class Meter:
-    """The best rates of this machine so far, kept over restarts of the agent; None before the first measurement."""
+class BandwidthMeter:
+    """The best rates of this machine so far, kept over restarts; None before the first measurement."""
 
     def __init__(self, state_dir: Path, command: tuple[str, ...] = _COMMAND) -> None:
         self._path = state_dir / _FILE
         self._command = command
-        self.best: Rates | None = self._read()
+        self.best: BandwidthRates | None = self._read()
 
     async def run(self) -> None:
         """Measure after a while and then every hour, until cancelled."""
@@ -44,7 +45,7 @@ class Meter:
             await asyncio.sleep(_EVERY_SECONDS)
 
     async def measure(self) -> None:
-        """Measure once, in a process of its own; a measurement that fails leaves what is known."""
+        """Measure once, in a process of its own; a failure keeps the known rates."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -56,15 +57,15 @@ class Meter:
             async with asyncio.timeout(_LIMIT_SECONDS):
                 output, _ = await process.communicate()
         except TimeoutError:
-            _log.info("memory bandwidth was not measured within %g s", _LIMIT_SECONDS)
+            _log.info("measuring memory bandwidth took longer than %g s", _LIMIT_SECONDS)
             return
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        if process.returncode == _NO_ROOM:
-            _log.info("memory bandwidth is not measured: there is too little free memory for a buffer that tells it")
+        if process.returncode == _TOO_LITTLE_MEMORY:
+            _log.info("memory bandwidth is not measured: too little free memory")
             return
         rates = _parse(output)
         if rates is None:
@@ -72,9 +73,13 @@ class Meter:
             return
         self._keep(rates)
 
-    def _keep(self, rates: Rates) -> None:
+    def _keep(self, rates: BandwidthRates) -> None:
         before = self.best
-        self.best = rates if before is None else Rates(max(before.machine, rates.machine), max(before.core, rates.core))
+        self.best = (
+            rates
+            if before is None
+            else BandwidthRates(max(before.machine, rates.machine), max(before.core, rates.core))
+        )
         if self.best == before:
             return
         try:
@@ -82,7 +87,7 @@ class Meter:
         except OSError as error:
             _log.warning("%s cannot be written: %s", self._path, error.strerror)
 
-    def _read(self) -> Rates | None:
+    def _read(self) -> BandwidthRates | None:
         try:
             value = read_json(self._path)
         except (OSError, ValueError):
@@ -91,7 +96,7 @@ class Meter:
         return _rates(value) if isinstance(value, dict) and value.get("of") == _machine() else None
 
 
-def _parse(output: bytes) -> Rates | None:
+def _parse(output: bytes) -> BandwidthRates | None:
     try:
         value = json.loads(output)
     except ValueError:
@@ -99,19 +104,19 @@ def _parse(output: bytes) -> Rates | None:
     return _rates(value) if isinstance(value, dict) else None
 
 
-def _rates(value: dict[str, Any]) -> Rates | None:
+def _rates(value: dict[str, Any]) -> BandwidthRates | None:
     machine, core = value.get("machine"), value.get("core")
     if not isinstance(machine, int) or not isinstance(core, int) or not 0 < core <= machine < 2**62:
         return None
-    return Rates(machine, core)
+    return BandwidthRates(machine, core)
 
 
 def _machine() -> str:
-    """What the rates are of: processor and number of cores."""
+    """Return the processor and the number of them that may be used, to which the rates belong."""
     name = platform.processor() or platform.machine()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
                 name = line.partition(":")[2].strip()
                 break
-    return f"{name} x {os.cpu_count()}"
+    return f"{name} x {cores.usable_cpus()}"

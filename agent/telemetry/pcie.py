@@ -1,4 +1,4 @@
-"""What the kernel says of a card's PCIe link."""
+"""A card's PCIe link as the kernel reports it."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?) ?GT/s")
 
 
 def kernel_address(text: str | None) -> str | None:
-    """``00000000:41:00.0`` as the driver writes it, as the kernel does: ``0000:41:00.0``. None for anything else."""
+    """Convert the driver's ``00000000:41:00.0`` to the kernel's ``0000:41:00.0``. None for anything else."""
     match = re.fullmatch(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text or "")
     if match is None:
         return None
@@ -22,7 +22,7 @@ def kernel_address(text: str | None) -> str | None:
 
 
 def read_link(address: str | None, devices: Path = DEVICES) -> Link | None:
-    """The link of the card at `address`; None when the kernel tells nothing of it."""
+    """Return the link of the card at `address`; None when the kernel reports nothing."""
     if address is None:
         return None
     card = devices / address
@@ -46,7 +46,7 @@ def _text(device: Path, name: str) -> str:
 
 def _lanes(device: Path, name: str) -> int | None:
     text = _text(device, name)
-    # 0, 63 and 255 are what is read of a device that does not answer, or of a guest's virtual bus
+    # 0, 63 and 255 are the values of a device that does not answer, or of a guest's virtual bus
     return int(text) if text.isdecimal() and 1 <= int(text) <= _MOST_LANES else None
 
 

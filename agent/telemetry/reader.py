@@ -1,6 +1,6 @@
-"""``python -m agent.telemetry.reader``: asks the GPU driver from a process of its own, one JSON line a question.
+"""``python -m agent.telemetry.reader``: reads the GPU driver in a process of its own, one JSON line a request.
 
-A driver that hangs or takes its caller down with it costs this process and not the agent. It ends with its input.
+A driver that hangs or crashes its caller costs this process and not the agent. The process exits when its input ends.
 """
 
 import json
@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent.telemetry import nvml, smi
+from agent.telemetry import faults, nvml, smi
 from agent.telemetry.cards import Cards, NoDriver
 
 _VERSION = re.compile(r"Kernel Module\s.*?\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
 def driver_version(text: str) -> str | None:
-    """The driver's version in what /proc/driver/nvidia/version says, whichever module wrote it."""
+    """Return the driver's version in the text of /proc/driver/nvidia/version, of any kernel module."""
     match = _VERSION.search(text)
     return match[1] if match else None
 
 
 def read_cards(nvidia_smi: str, devices: Path, version: Path) -> Cards:
-    """By the library, else by nvidia-smi. NoDriver with both answers; blocking."""
+    """Read by the library, else by nvidia-smi. NoDriver with both errors; blocking."""
     try:
         found = nvml.read_cards(devices)
     except NoDriver as by_library:
@@ -37,11 +37,11 @@ def read_cards(nvidia_smi: str, devices: Path, version: Path) -> Cards:
     if found.driver_version is None:
         with suppress(OSError):
             found = replace(found, driver_version=driver_version(version.read_text(errors="replace")))
-    return found
+    return faults.note_xids(found)
 
 
 def answer(question: dict[str, str]) -> dict[str, Any]:
-    """One answer: the cards, or why there are none."""
+    """Return the cards, or why there are none."""
     try:
         found = read_cards(question["nvidiaSmi"], Path(question["devices"]), Path(question["version"]))
     except NoDriver as error:
@@ -50,7 +50,7 @@ def answer(question: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Serve requests until the input ends."""
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()

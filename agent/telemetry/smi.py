@@ -1,4 +1,4 @@
-"""GPUs by ``nvidia-smi``, where the library cannot be used. A word where a number is expected is not reported."""
+"""GPUs by ``nvidia-smi``, where the library cannot be used. A word in place of a number is unknown."""
 
 import csv
 import re
@@ -9,16 +9,8 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from agent.telemetry.cards import (
-    UNREADABLE,
-    Card,
-    Cards,
-    NoDriver,
-    Process,
-    held_bytes,
-    is_integrated,
-    lost_words,
-)
+from agent.telemetry import faults
+from agent.telemetry.cards import UNREADABLE, Card, Cards, NoDriver, Process, held_bytes, is_integrated
 from agent.telemetry.pcie import DEVICES, kernel_address, read_link
 
 _FIELDS = (
@@ -26,6 +18,12 @@ _FIELDS = (
     "compute_cap", "driver_version", "pci.bus_id", "power.limit", "mig.mode.current",
 )  # fmt: skip
 _OLD_FIELDS = tuple(field for field in _FIELDS if field not in {"compute_cap", "mig.mode.current"})
+_LEVELS = ((*_FIELDS, "gpu_recovery_action"), _FIELDS, _OLD_FIELDS)
+"""Fields by the age of the program, the newest first: one that does not know a field refuses all."""
+
+_level: dict[str, int] = {}
+"""The level that each program knows, so that an old one is asked once only."""
+
 _TIMEOUT_SECONDS = 20.0
 _MIB = 1024**2
 _NO_PROCESS = 0xFFFFFFFF
@@ -34,6 +32,9 @@ _NO_HANDLE = re.compile(
     r"unable to determine the device handle for GPU *:? *(\d{1,3}(?=:? ))?:? *([0-9a-f:.]+)?", re.IGNORECASE
 )
 _LOST = re.compile(r"is lost|fallen off the bus", re.IGNORECASE)
+_WANTS_RESET = re.compile(r"requires (?:a )?reset|reset required", re.IGNORECASE)
+_ACTIONS = {"none": 0, "reset": 1, "gpu reset": 1, "reboot": 2, "node reboot": 2, "drain p2p": 3, "drain and reset": 4}
+"""Words of the program for the driver's recovery actions."""
 _LISTED = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)")
 _SLICE = re.compile(r"\s+MIG (\S+)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
 _UNSUPPORTED = frozenset({"[n/a]", "n/a", "[not supported]", "not supported"})
@@ -52,14 +53,14 @@ def _word(text: str) -> str | None:
 
 
 def read_cards(program: str, devices: Path = DEVICES) -> Cards:
-    """Every GPU now. NoDriver when the program is missing, hangs, or fails without telling of any; blocking."""
+    """Read every GPU. NoDriver when the program is missing, hangs, or fails without reporting any; blocking."""
     if shutil.which(program) is None:
         raise NoDriver(f"{program} is not found")
     done, fields = _ask_for_cards(program)
     rows = _rows(done.stdout, fields)
     lost = _without_handle(done)
     if done.returncode != 0 and not rows:
-        # One card that is lost may silence the program for all of them: each is asked alone, by its place on the bus.
+        # One lost card may silence the program for all of them, so each is queried alone, by its address.
         rows = [row for address in _addresses(devices) for row in _rows(_one(program, fields, address), fields)]
         if not rows:
             raise NoDriver(_failure(program, done))
@@ -91,11 +92,15 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _ask_for_cards(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[str, ...]]:
-    """The answer, and the fields asked for: an older program refuses them all when it does not know one."""
-    done = _run(program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
-    if done.returncode == 0 or not _UNKNOWN_FIELD.search(done.stdout + done.stderr):
-        return done, _FIELDS
-    return _run(program, f"--query-gpu={','.join(_OLD_FIELDS)}", "--format=csv,noheader,nounits"), _OLD_FIELDS
+    """Return the output, and the fields queried."""
+    while True:
+        level = _level.get(program, 0)
+        fields = _LEVELS[level]
+        done = _run(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        refused = done.returncode != 0 and _UNKNOWN_FIELD.search(done.stdout + done.stderr)
+        if not refused or level == len(_LEVELS) - 1:
+            return done, fields
+        _level[program] = level + 1
 
 
 def _one(program: str, fields: Sequence[str], address: str) -> str:
@@ -104,7 +109,7 @@ def _one(program: str, fields: Sequence[str], address: str) -> str:
 
 
 def _addresses(devices: Path) -> list[str]:
-    """Where the kernel sees displays of NVIDIA; none when it does not let this user look, or sees one card only."""
+    """Return the addresses of NVIDIA displays; none without permission to list them, or with one card only."""
     try:
         found = sorted(device.name for device in devices.iterdir() if is_display(device))
     except OSError:
@@ -113,7 +118,7 @@ def _addresses(devices: Path) -> list[str]:
 
 
 def is_display(device: Path) -> bool:
-    """Whether a device of the kernel's list is a display of NVIDIA."""
+    """Return whether a PCI device is an NVIDIA display."""
     try:
         is_one = (device / "class").read_text().startswith("0x03")
         return is_one and (device / "vendor").read_text().strip() == "0x10de"
@@ -122,17 +127,17 @@ def is_display(device: Path) -> bool:
 
 
 def _failure(program: str, done: subprocess.CompletedProcess[str]) -> str:
-    said = [line.strip() for line in (done.stderr.strip() or done.stdout).splitlines() if line.strip()]
-    words = f"{program} failed with exit code {done.returncode}: {said[0] if said else 'it said nothing'}"
-    if "version mismatch" in words:
-        return f"{words}. The driver was updated while it was loaded: reboot the machine."
-    if "Unknown Error" in words:
-        return f"{words}. In a container, make the container again; on a machine, look at the kernel's log."
-    return words
+    lines = [line.strip() for line in (done.stderr.strip() or done.stdout).splitlines() if line.strip()]
+    text = f"{program} failed with exit code {done.returncode}: {lines[0] if lines else 'no output'}"
+    if "version mismatch" in text:
+        return f"{text}. The driver was updated while it was loaded. Reboot the machine."
+    if "Unknown Error" in text:
+        return f"{text}. In a container, recreate the container; on a machine, check the kernel log."
+    return text
 
 
 def _without_handle(done: subprocess.CompletedProcess[str]) -> list[Card]:
-    """Cards of which the program says only that it cannot reach them."""
+    """Return the cards that the program reports only as unreachable."""
     found: list[Card] = []
     for line in (done.stdout + "\n" + done.stderr).splitlines():
         match = _NO_HANDLE.search(line)
@@ -140,30 +145,33 @@ def _without_handle(done: subprocess.CompletedProcess[str]) -> list[Card]:
             continue
         number = int(match[1]) if match[1] else None
         address = kernel_address((match[2] or "").rstrip(":"))
-        label = str(number) if number is not None else address or "of unknown place"
+        label = str(number) if number is not None else address or "at an unknown address"
         name = str(number) if number is not None else address or str(len(found))
-        words = lost_words(label) if _LOST.search(line) else f"GPU {label} does not answer: {line.strip()}"
-        found.append(
-            Card(
-                uuid=f"{UNREADABLE}{name}",
-                index=number if number is not None else 0,
-                pci_address=address,
-                # A card without a handle is gone for whoever wants to use it, whatever the driver calls that.
-                lost=True,
-                problem=words,
-            )
+        card = Card(
+            uuid=f"{UNREADABLE}{name}",
+            index=number if number is not None else 0,
+            pci_address=address,
+            place=None if number is not None else label,
         )
+        if _WANTS_RESET.search(line):
+            found.append(faults.needs_reset(card))
+        elif _LOST.search(line):
+            found.append(faults.lost(card))
+        else:
+            # A card without a handle cannot be used by anybody, whatever the driver calls that.
+            text = f"GPU {label} does not answer: {line.strip()}"
+            found.append(replace(card, lost=True, code=faults.LOST, problem=text))
     return found
 
 
 def _rows(output: str, fields: Sequence[str]) -> list[dict[str, str]]:
-    """Lines of the answer by field; a name may hold commas, and what else is printed is passed over."""
+    """Return the output by field; a name may contain commas, and other lines are ignored."""
     found = []
     for row in csv.reader(output.splitlines(), skipinitialspace=True):
         place = fields.index("name")
         if len(row) <= place or not row[0].strip().isdecimal():
             continue
-        # more columns than asked for are a name with commas in it; those that are missing are not told
+        # additional columns are a name with commas in it; missing ones are unknown
         extra = max(0, len(row) - len(fields))
         joined = [*row[:place], ", ".join(row[place : place + extra + 1]), *row[place + extra + 1 :]]
         found.append({field: text.strip() for field, text in zip_longest(fields, joined, fillvalue="")})
@@ -172,11 +180,10 @@ def _rows(output: str, fields: Sequence[str]) -> list[dict[str, str]]:
 
 def _card(row: dict[str, str], number: int, devices: Path) -> Card:
     index = int(_number(row["index"]) or number)
-    if any(_LOST.search(text) for text in row.values()):
-        return Card(
-            uuid=_word(row["uuid"]) or f"{UNREADABLE}{index}", index=index, lost=True, problem=lost_words(index)
-        )
     uuid = _word(row["uuid"])
+    if any(_LOST.search(text) for text in row.values()):
+        address = kernel_address(row["pci.bus_id"])
+        return faults.lost(Card(uuid=uuid or f"{UNREADABLE}{index}", index=index, pci_address=address))
     total, used = _number(row["memory.total"]), _number(row["memory.used"])
     name = _word(row["name"])
     address = kernel_address(row["pci.bus_id"])
@@ -184,7 +191,7 @@ def _card(row: dict[str, str], number: int, devices: Path) -> Card:
     integrated: bool | None = False if total else None
     if not total and row["memory.total"].lower() in _UNSUPPORTED:
         integrated = is_integrated(name, has_bus=link is not None or None)
-    return Card(
+    card = Card(
         uuid=uuid or f"{UNREADABLE}{index}",
         index=index,
         name=name,
@@ -198,12 +205,15 @@ def _card(row: dict[str, str], number: int, devices: Path) -> Card:
         integrated=integrated,
         pci_address=address,
         link=link,
-        problem=None if uuid else f"GPU {index} does not tell its UUID.",
+        problem=None if uuid else f"GPU {index} does not report its UUID.",
     )
+    if any(_WANTS_RESET.search(text) for text in row.values()):
+        return faults.needs_reset(card)
+    return faults.recovering(card, _ACTIONS.get(row.get("gpu_recovery_action", "").lower()))
 
 
 def _in_slices(cards: list[Card], rows: list[dict[str, str]], listing: str) -> list[Card]:
-    """The slices in place of each card in MIG mode; of them the program tells names alone."""
+    """Return the cards with the slices in place of each card in MIG mode; only their names are known."""
     parent, slices = "", dict[str, list[tuple[str, str]]]()
     for line in listing.splitlines():
         if match := _LISTED.match(line):
@@ -226,7 +236,7 @@ def _in_slices(cards: list[Card], rows: list[dict[str, str]], listing: str) -> l
 
 
 def _processes(program: str) -> dict[str, list[Process]] | None:
-    """Processes by the UUID of their card; "" where the card is not told. None when the program does not tell them."""
+    """Return processes by the UUID of their card; "" for an unknown card. None when they are not reported."""
     try:
         done = _run(
             program, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits"
@@ -240,7 +250,7 @@ def _processes(program: str) -> dict[str, list[Process]] | None:
         if not row:
             continue
         if len(row) < 4 or not row[1].strip().isdecimal():
-            return None  # an answer to something else
+            return None  # output of another query
         if not 0 < int(row[1]) < _NO_PROCESS:
             continue
         used = _number(row[-1])
@@ -255,6 +265,6 @@ def _with_processes(card: Card, processes: dict[str, list[Process]] | None) -> C
         return card
     mine = tuple(processes.get(card.uuid, ()))
     if not mine and processes.get(""):
-        return card  # processes of cards that are not told may be this one's
+        return card  # processes of unknown cards may be of this one
     used = held_bytes(mine) if card.integrated else card.used_bytes
     return replace(card, processes=mine, used_bytes=used)

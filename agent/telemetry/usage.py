@@ -1,4 +1,4 @@
-"""Whose memory it is: processes on GPUs belong to engines by container, session, mark or descent."""
+"""GPU memory by engine: a process belongs to an engine by container, session, mark or descent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ _DEEPEST = 64
 
 
 @dataclass(frozen=True)
-class _Running:
-    """What a process is to the system."""
+class _ProcessInfo:
+    """A process as /proc reports it."""
 
     parent: int
     session: int
@@ -21,9 +21,9 @@ class _Running:
 
 
 def attribute(statuses: Sequence[GpuStatus], views: Iterable[InstanceView], proc: Path = PROC) -> tuple[GpuStatus, ...]:
-    """`statuses` with the engine of each process, and the memory of each model on each GPU. Blocking for a moment.
+    """Return `statuses` with the engine of each process, and the memory of each model on each GPU. Blocks briefly.
 
-    Memory is measured by processes where it can be read; else it is split evenly, which the values say.
+    Memory is measured by process where that is possible; else it is split evenly, and `measured` is false.
     """
     engines = [view for view in views if view.state in LIVE_STATES]
     named = [_named(status, engines, proc) for status in statuses]
@@ -32,6 +32,37 @@ def attribute(statuses: Sequence[GpuStatus], views: Iterable[InstanceView], proc
         status.model_copy(update={"models": _of_card(status, engines, measured, proc)}) if engines else status
         for status in named
     )
+
+
+def unused(statuses: Sequence[GpuStatus], claims: Mapping[str, Sequence[str]], proc: Path = PROC) -> frozenset[str]:
+    """Return those engines, by instance id, that have no process on any of the GPUs that they were given.
+
+    `statuses` are attributed. An engine is left out where that is unknown: a GPU whose processes are not listed, or
+    not all of them, or one with a process that this agent cannot look at.
+    """
+    by_uuid = {status.uuid: status for status in statuses}
+    present = {process.instance_id for status in statuses for process in status.processes or ()}
+    found = set()
+    for instance_id, uuids in claims.items():
+        cards = [by_uuid.get(uuid) for uuid in uuids]
+        if cards and instance_id not in present and all(_is_listed(card, proc) for card in cards):
+            found.add(instance_id)
+    return frozenset(found)
+
+
+def _is_listed(status: GpuStatus | None, proc: Path) -> bool:
+    """Return whether every process on the card is known, with its engine or as one of no engine."""
+    if status is None or status.lost or status.problem or status.age_seconds is not None or status.processes is None:
+        return False
+    if status.process_count is not None and status.process_count > len(status.processes):
+        return False
+    return not any(not one.instance_id and _is_hidden(one.pid, proc) for one in status.processes)
+
+
+def _is_hidden(pid: int, proc: Path) -> bool:
+    """Return whether the process cannot be assigned to any engine: it, or its control group, is out of sight."""
+    groups = _text(proc / str(pid) / "cgroup").split()
+    return not groups or all(group.rpartition(":")[2] == "/" for group in groups)
 
 
 def _named(status: GpuStatus, engines: Sequence[InstanceView], proc: Path) -> GpuStatus:
@@ -49,7 +80,7 @@ def _with_owner(process: GpuProcess, engines: Sequence[InstanceView], proc: Path
 
 
 def _owner(pid: int, engines: Sequence[InstanceView], proc: Path) -> str | None:
-    """The engine that `pid` belongs to: a process that it started at any remove is its own."""
+    """Return the engine that `pid` belongs to: a descendant of an engine belongs to it."""
     groups = _text(proc / str(pid) / "cgroup")
     leaders = {view.pid: view.instance_id for view in engines if view.pid is not None}
     for view in engines:
@@ -70,13 +101,13 @@ def _owner(pid: int, engines: Sequence[InstanceView], proc: Path) -> str | None:
     return None
 
 
-def _read(pid: int, proc: Path) -> _Running | None:
+def _read(pid: int, proc: Path) -> _ProcessInfo | None:
     text = _text(proc / str(pid) / "stat")
     head, _, tail = text.rpartition(")")
     fields = tail.split()
     if len(fields) < 4:
         return None
-    return _Running(parent=int(fields[1]), session=int(fields[3]), name=head.partition("(")[2])
+    return _ProcessInfo(parent=int(fields[1]), session=int(fields[3]), name=head.partition("(")[2])
 
 
 def _text(path: Path) -> str:
@@ -87,7 +118,7 @@ def _text(path: Path) -> str:
 
 
 def _measured(status: GpuStatus) -> Mapping[str, int | None]:
-    """Bytes of each engine on this card by its processes; None for one that is there and tells no number."""
+    """Return the bytes of each engine on this card by its processes; None where a process reports no number."""
     found: dict[str, int | None] = {}
     for process in status.processes or ():
         if not process.instance_id:
@@ -122,7 +153,7 @@ def _of_card(
 
 
 def _rest(status: GpuStatus, here: Mapping[str, int | None]) -> int | None:
-    """What is used on the card and is nobody's by measure. Processes that cannot be seen may be an engine's."""
+    """Return the memory in use on the card that no process accounts for. It may be of processes we cannot read."""
     if status.used_bytes is None:
         return None
     others = sum(one.used_bytes or 0 for one in status.processes or () if not one.instance_id and one.name)

@@ -1,1 +1,1 @@
-"""The contract between master and agent: frozen, strict messages in camelCase. It imports neither side."""
+"""The contract between master and agent: frozen, strict messages in camelCase. Imports neither side."""

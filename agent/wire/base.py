@@ -1,4 +1,4 @@
-"""What every message shares, and the constants of the protocol."""
+"""The base of every message, and the constants of the protocol."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 PROTOCOL_VERSIONS: tuple[int, ...] = (1,)
-"""Protocol versions that this code speaks, best last. Two sides need one in common, else the node is Incompatible."""
+"""Protocol versions of this code, best last. Two sides without a common version are Incompatible."""
 
 API_PREFIX = "/agent/v1"
 
@@ -15,21 +15,25 @@ INSTANCE_HEADER = "Mirbad-Instance"
 OPERATION_HEADER = "Mirbad-Operation"
 MODEL_HEADER = "Mirbad-Model"
 GENERATION_HEADER = "Mirbad-Generation"
+KEY_HEADER = "Mirbad-Key"
+"""The id of the API key of a relayed request. It stays at the agent: if the engine ends, the event names the key."""
+
 ANSWER_HEADER = "Mirbad-Answer"
-"""``engine`` on a relayed answer that the engine gave; without it the agent itself speaks."""
+"""``engine`` on a relayed response of the engine; without it the response is the agent's own."""
 
 NODE_NAME_SUFFIX = "node.mirbad.internal"
-"""An agent's certificate carries ``<uid>.node.mirbad.internal``; that name is checked, never the address."""
+"""An agent's certificate contains ``<uid>.node.mirbad.internal``; peers verify that name, never the address."""
 
 ENROLL_SERVER_NAME = "enroll.mirbad.internal"
-"""The enroll listener's certificate carries this name. A joining agent checks it instead of the address it dialled: a
-node's certificate comes from the same CA and is good for a server too, but never carries it."""
+"""The name in the enroll listener's certificate. A joining agent verifies it instead of the address: a node's
+certificate has the same CA and is valid for servers too, but never contains this name.
+"""
 
 JSON_BODY_LIMIT = 1024 * 1024
-"""Bytes of a JSON body that the agent reads on its control routes; relayed bodies are streamed and not counted here."""
+"""Bytes of a JSON body on the agent's control routes; relayed bodies are streamed and not limited here."""
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A whole number that fits where such are kept."""
+"""A whole number of 64 bits, as databases store it."""
 
 BootId = Annotated[str, Field(max_length=64)]
 
@@ -45,15 +49,15 @@ class WireModel(BaseModel):
         alias_generator=to_camel,
         validate_by_name=True,
         validate_by_alias=True,
-        # JSON has no such numbers; who stores a message must be able to store each value of it.
+        # JSON has no such numbers, and every value of a message must be storable.
         allow_inf_nan=False,
     )
 
     def to_wire(self) -> dict[str, Any]:
-        """The message as JSON values, in camelCase."""
+        """Return the message as JSON values, in camelCase."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def node_server_name(uid: str) -> str:
-    """The DNS name in the certificate of the node with `uid`."""
+    """Return the DNS name in the certificate of the node with `uid`."""
     return f"{uid}.{NODE_NAME_SUFFIX}"

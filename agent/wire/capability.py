@@ -1,14 +1,16 @@
-"""What a node is and can do: ``info``, ``capabilities``."""
+"""The identity and the abilities of a node: ``info``, ``capabilities``."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from agent.wire.base import BootId, Whole, WireModel
-from agent.wire.fence import Claim
+from agent.wire.fence import ReportedClaim
 
 
 class Runtime(StrEnum):
-    """The engines an agent can run."""
+    """The engines that an agent can run."""
 
     VLLM = "vllm"
     LLAMA_CPP = "llama.cpp"
@@ -16,14 +18,14 @@ class Runtime(StrEnum):
 
 
 class Delivery(StrEnum):
-    """How an engine is run."""
+    """The ways to run an engine."""
 
     CONTAINER = "container"
     PROCESS = "process"
 
 
 class MemoryModel(StrEnum):
-    """Whether GPUs have memory of their own."""
+    """Shared or separate memory of GPUs and host."""
 
     UNIFIED = "unified"
     DISCRETE = "discrete"
@@ -44,13 +46,15 @@ class Feature(StrEnum):
     DOWNLOADS = "downloads"
     IMAGES = "images"
     REPLICAS_SHARDS = "replicas.shards"
+    AUDIT_WITNESS = "audit.witness"
+    AUDIT_BREAKS = "audit.breaks"
 
 
 class AgentInfo(WireModel):
-    """``GET /agent/v1/info``: all that a node tells before it is approved.
+    """``GET /agent/v1/info``: everything that a node reports before it is approved.
 
-    `trust_bundle_hash` is of the CAs loaded in the running agent; `next_spki_sha256` of a certificate that waits for
-    its first use; `time` is the node's clock.
+    `trust_bundle_hash` is of the CAs loaded in the running agent, `next_spki_sha256` of a staged certificate before its
+    first use; `time` is the node's clock.
     """
 
     node_id: str
@@ -58,7 +62,7 @@ class AgentInfo(WireModel):
     agent_version: str
     protocol_versions: tuple[int, ...]
     boot_id: BootId
-    held_claim: Claim | None
+    held_claim: ReportedClaim | None
     machine_id_hash: str
     cert_not_after: str
     spki_sha256: str
@@ -68,12 +72,12 @@ class AgentInfo(WireModel):
 
 
 UNNAMED_GPU = "GPU-unreadable-"
-"""Begins the UUID of a card that tells none; its number or its place follows. No placement can name it."""
+"""Prefix of the UUID of a card that reports none; its number or position follows. No placement can name it."""
 
 
 class PcieLink(WireModel):
-    """The PCIe link of a card: lanes in use against the card's own, and the generation that card and slot allow
-    together against the card's own. The generation in use is left out: it drops while a card idles.
+    """The PCIe link of a card: lanes in use and lanes of the card; the generation that card and slot support together,
+    and the card's own. The generation in use is left out: it drops while a card is idle.
     """
 
     lanes: int | None = None
@@ -85,14 +89,17 @@ class PcieLink(WireModel):
 
     @property
     def is_slow(self) -> bool:
-        """Whether the link is known to have fewer lanes, or an older generation, than the card could use."""
+        """Return whether the link is known to have fewer lanes, or an older generation, than the card supports."""
         pairs = ((self.lanes, self.card_lanes), (self.generation, self.card_generation))
         return any(used is not None and own is not None and used < own for used, own in pairs)
 
 
 class GpuCapability(WireModel):
-    """One GPU, or one MIG slice in place of its card (`parent_uuid`). None is unknown; a field that cannot be read
-    never drops the card. `shares_host_memory` means that it has no memory of its own.
+    """One GPU, or one MIG slice in place of its card (`parent_uuid`). None is unknown; an unreadable field never drops
+    the card. `shares_host_memory` means that the GPU has no memory of its own.
+
+    A `problem` that only the machine's owner can mend has a `problem_code`; `recovery` is the action that the driver
+    asks for, `xid` the last fault that the kernel's log has for the card.
     """
 
     uuid: str
@@ -107,10 +114,18 @@ class GpuCapability(WireModel):
     pcie: PcieLink | None = None
     lost: bool = False
     problem: str | None = None
+    problem_code: Annotated[str, Field(max_length=40)] | None = None
+    recovery: Annotated[str, Field(max_length=40)] | None = None
+    xid: Whole | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether a model may be placed on it: it works, as far as its driver says."""
+        return not (self.lost or self.problem_code or self.uuid.startswith(UNNAMED_GPU))
 
 
 class RuntimeCapability(WireModel):
-    """Whether one runtime can be delivered in one way, and if not, why in words."""
+    """Availability of one runtime by one delivery, with the problem as a sentence."""
 
     runtime: Runtime
     delivery: Delivery
@@ -120,9 +135,9 @@ class RuntimeCapability(WireModel):
 
 
 class FabricCapability(WireModel):
-    """A network on which this node may share a replica with others, as its owner stated it.
+    """A network on which this node may share a replica with others, as configured by its owner.
 
-    `adapters` are InfiniBand devices or network interfaces; `problem` says why it cannot be used now.
+    `adapters` are InfiniBand devices or network interfaces; `problem` says why the fabric cannot be used now.
     """
 
     name: str
@@ -138,10 +153,11 @@ class FolderFile(WireModel):
 
 
 class ModelFolder(WireModel):
-    """One folder under the node's models root. `total_bytes` counts what is listed.
+    """One folder below the node's models root. `total_bytes` is the sum of the listed files.
 
-    `repository` and `commit` are of the download that filled it, None for a folder of other origin; `missing` are files
-    of that download that are not there as they were verified.
+    `repository` and `commit` are of the download that filled the folder, None for other folders; `missing` are files of
+    that download that no longer match it. `problem` says why the folder, or a part of it, cannot be looked at: its
+    other files may be there.
     """
 
     name: str
@@ -151,10 +167,14 @@ class ModelFolder(WireModel):
     repository: str | None = None
     commit: str | None = None
     missing: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 class Capabilities(WireModel):
-    """``GET /agent/v1/capabilities``. `memory_reserve_bytes` is what the owner of the machine keeps from models."""
+    """``GET /agent/v1/capabilities``. `memory_reserve_bytes` is the memory that the machine's owner reserves.
+
+    `allowed_args` and `allowed_env` are the owner's additions to the common list, names by engine.
+    """
 
     os: str
     arch: str
@@ -172,6 +192,9 @@ class Capabilities(WireModel):
     allow_tag_pulls: bool
     memory_reserve_bytes: Whole | None = None
     approved_images: tuple[str, ...] = ()
+    allowed_args: dict[str, tuple[str, ...]] = {}
+    allowed_env: dict[str, tuple[str, ...]] = {}
     warnings: tuple[str, ...] = ()
+    warning_codes: tuple[str, ...] = ()
     fabrics: tuple[FabricCapability, ...] = ()
     health: Literal["ok", "degraded"] = "ok"

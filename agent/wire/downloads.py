@@ -1,4 +1,4 @@
-"""Downloads of models to a node, and the folders that they fill."""
+"""Downloads of models to a node, and the folders of a node."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,11 +9,11 @@ from agent.wire.base import WireModel
 from agent.wire.capability import ModelFolder
 
 FileDigest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40})$")]
-"""``sha256:`` of the content, or ``git-sha1:`` of Git's blob, which is what a hub states for small files."""
+"""``sha256:`` of the content, or ``git-sha1:`` of Git's blob, which a hub states for small files."""
 
 
 class DownloadState(StrEnum):
-    """How far a download is. `READY`, `FAILED` and `CANCELLED` are final."""
+    """The progress of a download. `READY`, `FAILED` and `CANCELLED` are final."""
 
     WAITING = "waiting"
     CHECKING = "checking"
@@ -28,7 +28,7 @@ FINAL_STATES = frozenset({DownloadState.READY, DownloadState.FAILED, DownloadSta
 
 
 class DownloadFile(WireModel):
-    """One file of a set: its path in repository and folder, its exact size, and what it must hash to."""
+    """One file of a download: path in repository and folder, exact size, and expected digest."""
 
     path: str = Field(min_length=1, max_length=512)
     size_bytes: Annotated[int, Field(ge=0, le=2**62)]
@@ -36,9 +36,9 @@ class DownloadFile(WireModel):
 
 
 class DownloadSpec(WireModel):
-    """``PUT /agent/v1/downloads/{downloadId}``: have these files of one commit in a folder of the models root.
+    """``PUT /agent/v1/downloads/{downloadId}``: these files of one commit in a folder of the models root.
 
-    `endpoint` is the hub, unless the node's own environment names another (``HF_ENDPOINT``).
+    `endpoint` is the hub, unless the node's environment sets another (``HF_ENDPOINT``).
     """
 
     folder: str = Field(min_length=1, max_length=255)
@@ -55,7 +55,10 @@ class DownloadSpec(WireModel):
 
 
 class DownloadView(WireModel):
-    """What the agent knows of a download. `reason` is a sentence; `bytes_per_second` is of the last seconds."""
+    """The state of a download at the agent. `reason` is a sentence; `bytes_per_second` is of the last seconds.
+
+    `waits_until` is the time to which a server asked it to wait; None while it does not wait for one.
+    """
 
     download_id: str
     folder: str
@@ -70,20 +73,22 @@ class DownloadView(WireModel):
     done_bytes: int = 0
     total_bytes: int
     bytes_per_second: float | None = None
+    waits_until: str | None = None
     started_at: str
     finished_at: str | None = None
 
 
 class DownloadList(WireModel):
-    """``GET /agent/v1/downloads``: what is at work and what ended lately, the newest first."""
+    """``GET /agent/v1/downloads``: downloads in progress and recently ended, newest first."""
 
     downloads: tuple[DownloadView, ...]
 
 
 class TokenInput(WireModel):
-    """``PUT /agent/v1/downloads/{downloadId}/token``: a hub token for this download, kept in memory and nowhere else.
+    """``PUT /agent/v1/downloads/{downloadId}/token``: a hub token for this download, kept in memory only.
 
-    `nonce` is random: the journal keeps a digest of each body, and with it the digest tells nothing of the token.
+    `nonce` is random: the journal stores a digest of each body, and the nonce keeps that digest from revealing the
+    token.
     """
 
     token: SecretStr
@@ -94,28 +99,34 @@ class TokenInput(WireModel):
         return value.get_secret_value()
 
 
-class TokenKept(WireModel):
-    """The token is in memory until the download ends or the agent does."""
+class TokenStored(WireModel):
+    """The token is in memory until the download or the agent ends."""
 
     download_id: str
 
 
 class DownloadForgotten(WireModel):
-    """``DELETE /agent/v1/downloads/{downloadId}``: its record and the bytes that it had not finished are gone."""
+    """``DELETE /agent/v1/downloads/{downloadId}``: its record and its unfinished bytes are deleted."""
 
     download_id: str
 
 
 class FolderList(WireModel):
-    """``GET /agent/v1/folders``: the model folders, read now. Disk sizes are of the models root; None is unknown."""
+    """``GET /agent/v1/folders``: the current model folders. Disk sizes are of the models root; None is unknown.
+
+    `problem` says why the models root itself cannot be looked at, or is not the one that was there before;
+    `problem_code` is its code.
+    """
 
     folders: tuple[ModelFolder, ...]
     free_bytes: int | None = None
     total_bytes: int | None = None
+    problem: str | None = None
+    problem_code: str | None = None
 
 
 class FolderRemoved(WireModel):
-    """``DELETE /agent/v1/folders/{folder}``: `freed_bytes` is what the node listed before and lists no more."""
+    """``DELETE /agent/v1/folders/{folder}``: `freed_bytes` were listed before the deletion and are not afterwards."""
 
     folder: str
     freed_bytes: int
@@ -124,7 +135,7 @@ class FolderRemoved(WireModel):
 
 
 class GgufFile(WireModel):
-    """One GGUF model in a folder: its first file, all its parts, and what its header says. None is not said."""
+    """One GGUF model in a folder: its first file, all its parts, and facts of its header. None is unknown."""
 
     path: str
     parts: int

@@ -1,4 +1,4 @@
-"""The messages of the enroll listener (``POST /enroll``, ``POST /enroll/rekey``)."""
+"""Messages of the enroll listener (``POST /enroll``, ``POST /enroll/rekey``)."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from agent.wire.base import WireModel
 
 
 class GpuSummary(WireModel):
-    """What a pending node says of one of its GPUs, for the person who approves it."""
+    """One GPU as a pending node reports it, for the person who approves the node."""
 
     uuid: str = Field(max_length=80)
     name: str = Field(max_length=120)
@@ -16,7 +16,7 @@ class GpuSummary(WireModel):
 
 
 class MachineSummary(WireModel):
-    """What a pending node says of itself. Shown, never trusted."""
+    """A pending node's description of itself. Shown, never trusted."""
 
     os: str = Field(default="", max_length=120)
     arch: str = Field(default="", max_length=40)
@@ -26,9 +26,10 @@ class MachineSummary(WireModel):
 
 
 class EnrollRequest(WireModel):
-    """A node asks to join. `node_uid` is set for a rekey only. `address` is where the master should dial the agent.
+    """A node's request to join. `node_uid` is set for a rekey only. `address` is where the master connects to the
+    agent.
 
-    `time` is the node's clock: certificates work by it, so a master refuses one that is far off, with both times.
+    `time` is the node's clock: certificates depend on it, so a master refuses a clock that is far off, with both times.
     """
 
     node_id: str = Field(max_length=64)
@@ -48,8 +49,8 @@ class MasterSpki(WireModel):
     next: str | None = None
 
 
-class EnrollAnswer(WireModel):
-    """What a node that enrolled receives. `chain` is its own certificate first; all PEM."""
+class EnrollResponse(WireModel):
+    """The identity of a node that enrolled. `chain` starts with its own certificate; all PEM."""
 
     node_uid: str
     chain: tuple[str, ...]
@@ -57,8 +58,8 @@ class EnrollAnswer(WireModel):
     master_spki: MasterSpki
 
 
-class EnrollRefusal(WireModel):
-    """The one answer for every refusal, so that nothing can be learnt from it."""
+class EnrollErrorBody(WireModel):
+    """The response to every refused request; it reveals nothing about the reason."""
 
     code: Literal[
         "enrollment_refused", "rate_limited", "invalid_request", "not_found", "payload_too_large", "unavailable"

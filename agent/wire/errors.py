@@ -1,4 +1,4 @@
-"""Refusals of the agent: codes, their HTTP status, and the body that carries them."""
+"""Errors of the agent: codes, their HTTP status, and the body that carries them."""
 
 from enum import StrEnum
 from typing import Any
@@ -7,7 +7,7 @@ from agent.wire.base import WireModel
 
 
 class AgentCode(StrEnum):
-    """Why the agent refuses. The value is on the wire."""
+    """Reasons of a refusal. The value is part of the protocol."""
 
     INVALID_REQUEST = "invalid_request"
     NOT_FOUND = "not_found"
@@ -21,6 +21,7 @@ class AgentCode(StrEnum):
     SPEC_REJECTED = "spec_rejected"
     RUNTIME_UNAVAILABLE = "runtime_unavailable"
     SOURCE_MISSING = "source_missing"
+    MODELS_ROOT_CHANGED = "models_root_changed"
     PORT_UNAVAILABLE = "port_unavailable"
     START_CONFLICT = "start_conflict"
     ADMISSION_REFUSED = "admission_refused"
@@ -28,6 +29,7 @@ class AgentCode(StrEnum):
     DELIVERY_FAILED = "delivery_failed"
     ENGINE_UNREACHABLE = "engine_unreachable"
     PAYLOAD_TOO_LARGE = "payload_too_large"
+    AUDIT_HEAD_REFUSED = "audit_head_refused"
     INTERNAL = "internal"
 
 
@@ -44,6 +46,7 @@ HTTP_STATUS: dict[AgentCode, int] = {
     AgentCode.SPEC_REJECTED: 422,
     AgentCode.RUNTIME_UNAVAILABLE: 422,
     AgentCode.SOURCE_MISSING: 422,
+    AgentCode.MODELS_ROOT_CHANGED: 409,
     AgentCode.PORT_UNAVAILABLE: 409,
     AgentCode.START_CONFLICT: 409,
     AgentCode.ADMISSION_REFUSED: 409,
@@ -51,13 +54,14 @@ HTTP_STATUS: dict[AgentCode, int] = {
     AgentCode.DELIVERY_FAILED: 502,
     AgentCode.ENGINE_UNREACHABLE: 502,
     AgentCode.PAYLOAD_TOO_LARGE: 413,
+    AgentCode.AUDIT_HEAD_REFUSED: 409,
     AgentCode.INTERNAL: 500,
 }
-"""The status of each code. A refusal with 4xx stands until something changes; 5xx may be tried again."""
+"""The status of each code. A 4xx stays until something changes; a 5xx may be retried."""
 
 
-class Refusal(WireModel):
-    """The body of every answer that is not 2xx on a control route."""
+class AgentErrorBody(WireModel):
+    """The body of every response of a control route that is not 2xx."""
 
     code: AgentCode
     detail: str

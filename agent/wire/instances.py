@@ -1,4 +1,4 @@
-"""Engines on a node: what to launch, and what is seen of it."""
+"""Engines on a node: launch specs, and their observed state."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -10,7 +10,7 @@ from agent.wire.capability import Delivery, Runtime
 
 
 class InstanceState(StrEnum):
-    """What the agent sees of an instance. `EXITED` and `LOST` are final; their record stays."""
+    """The observed state of an instance. `EXITED` and `LOST` are final; their record stays."""
 
     PREPARING = "preparing"
     STARTING = "starting"
@@ -36,17 +36,22 @@ LIVE_STATES = frozenset(
 
 
 class SourceSpec(WireModel):
-    """Where the weights are: a folder under the models root, and the file in it for a GGUF. Relative, no ``..``."""
+    """The location of weights: a folder below the models root, and the file in it for a GGUF. Relative, no ``..``.
+
+    `projector` is the file in the folder that reads pictures or sound for a GGUF; ``none`` runs the model without, and
+    None leaves the choice to the agent.
+    """
 
     folder: str = Field(max_length=255)
     file: str | None = Field(default=None, max_length=512)
+    projector: str | None = Field(default=None, max_length=512)
 
 
 class Rendezvous(WireModel):
-    """How the shards of one replica find each other: all meet at `address` and `port`, where rank 0 listens.
+    """The point where the shards of one replica connect: `address` and `port`, where rank 0 listens.
 
     `meeting` is the same for all shards of one start and for no others. `port` is None for rank 0, whose agent chooses
-    one and tells it in the `InstanceView`. `adapters` are this node's on the fabric.
+    one and reports it in the `InstanceView`. `adapters` are this node's on the fabric.
     """
 
     meeting: str = Field(max_length=128)
@@ -58,12 +63,26 @@ class Rendezvous(WireModel):
     adapters: tuple[str, ...] = ()
 
 
-class LaunchSpec(WireModel):
-    """``PUT /agent/v1/instances/{instanceId}``: run this. The operation id travels in the header.
+class MemoryEstimate(WireModel):
+    """The master's estimate of the memory that an engine takes. None is unknown.
 
-    `served_names` are the names that the engine answers to, the first is the main one. `secret_env` holds values that
-    must reach the engine and nothing else. Memory budgets are bytes; None lets the agent estimate. Reserves (bytes that
-    models leave alone, of the host and by GPU UUID) and the limit of starts at once are the node's settings.
+    `gpu_bytes` are taken of each GPU, `gpu_least_bytes` with the shortest context that the engine would choose itself.
+    `fraction` is the part of each card, or without cards of the host, that the engine takes whatever it needs.
+    """
+
+    host_bytes: Annotated[int, Field(ge=0)] | None = None
+    gpu_bytes: Annotated[int, Field(ge=0)] | None = None
+    gpu_least_bytes: Annotated[int, Field(ge=0)] | None = None
+    fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class LaunchSpec(WireModel):
+    """``PUT /agent/v1/instances/{instanceId}``: run this. The operation id is in the header.
+
+    `served_names` are the names of the model at the engine, the main one first. `secret_env` holds values that only the
+    engine may receive. Memory budgets are bytes and go before `estimate`; without both the agent counts the weights of
+    an engine on the host. Reserves (bytes that models may not use, of the host and by GPU UUID) and the limit of
+    concurrent starts are settings of the node.
     """
 
     model_id: str
@@ -81,6 +100,7 @@ class LaunchSpec(WireModel):
     gpu_uuids: tuple[str, ...] = ()
     gpu_memory_budget_bytes: Annotated[int, Field(ge=0)] | None = None
     host_memory_budget_bytes: Annotated[int, Field(ge=0)] | None = None
+    estimate: MemoryEstimate | None = None
     context_length: Annotated[int, Field(ge=1)] | None = None
     start_timeout_seconds: Annotated[int, Field(ge=1)] = 1800
     host_reserve_bytes: Annotated[int, Field(ge=0)] | None = None
@@ -96,17 +116,38 @@ class LaunchSpec(WireModel):
 
 
 class PullProgress(WireModel):
-    """Bytes of an image pull or a download while it runs; None is unknown."""
+    """Bytes of an image pull or a download in progress; None is unknown."""
 
     done_bytes: int | None = None
     total_bytes: int | None = None
     text: str = ""
 
 
-class InstanceView(WireModel):
-    """What the agent knows of an instance. Times are RFC 3339 in UTC; `reason` is a sentence for a person.
+class BrokenRequest(WireModel):
+    """A relayed request that an engine had when it ended. `key_id` is that of the API key, None when unknown."""
 
-    `open_requests` are those that the relay has at work for it; only an answer about this one instance tells them.
+    request_id: Annotated[str, Field(max_length=128)] = ""
+    key_id: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+class EarlierRun(WireModel):
+    """An earlier run of an instance. `run` selects its log: 1 is the run before the present one."""
+
+    run: Annotated[int, Field(ge=1, le=9)]
+    started_at: str | None = None
+    exited_at: str | None = None
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    reason: str | None = None
+
+
+class InstanceView(WireModel):
+    """The state of an instance at the agent. Times are RFC 3339 in UTC; `reason` is a sentence for a person.
+
+    `open_requests` counts the relayed requests in progress; only a response about this one instance contains it.
+    `context_length` is the tokens that one request may have, as the engine reports it. `broken_requests` are those that
+    the engine had when it ended, `exit_signal` the name of the signal that ended it.
+    `notice` is a sentence about an engine that serves, but not as it was asked to; `notice_code` is for programs.
     """
 
     instance_id: str
@@ -119,12 +160,18 @@ class InstanceView(WireModel):
     state: InstanceState
     reason: str | None = None
     reason_code: str | None = None
+    notice: Annotated[str, Field(max_length=500)] | None = None
+    notice_code: Annotated[str, Field(max_length=40)] | None = None
     progress: PullProgress | None = None
     started_at: str | None = None
     ready_at: str | None = None
     start_seconds: float | None = None
+    context_length: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     exited_at: str | None = None
     exit_code: int | None = None
+    exit_signal: Annotated[str, Field(max_length=20)] | None = None
+    broken_requests: tuple[BrokenRequest, ...] = ()
+    earlier_runs: tuple[EarlierRun, ...] = ()
     stop_requested: bool = False
     last_lines: tuple[str, ...] = ()
     pid: int | None = None
@@ -137,19 +184,19 @@ class InstanceView(WireModel):
 
 
 class StopRequest(WireModel):
-    """``POST /agent/v1/instances/{instanceId}/stop``: ask politely, then end it after the grace."""
+    """``POST /agent/v1/instances/{instanceId}/stop``: terminate, and kill after the grace period."""
 
     grace_seconds: Annotated[float, Field(ge=0, le=600)] = 10.0
 
 
-class Forgotten(WireModel):
-    """``DELETE /agent/v1/instances/{instanceId}``: the record is gone, now or before."""
+class InstanceForgotten(WireModel):
+    """``DELETE /agent/v1/instances/{instanceId}``: the record is deleted, now or before."""
 
     instance_id: str
 
 
 class LogSlice(WireModel):
-    """``GET /agent/v1/instances/{instanceId}/log?tail=&after=``. `next` is given back as ``after`` to read on."""
+    """``GET /agent/v1/instances/{instanceId}/log?tail=&after=&run=``. Pass `next` as ``after`` to continue."""
 
     lines: tuple[str, ...]
     next: int

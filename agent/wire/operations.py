@@ -1,13 +1,13 @@
-"""The agent's journal of operations: what a mutating call led to, kept for a repeat of the same call."""
+"""The agent's journal: the results of mutating calls, kept for repeats of the same call."""
 
 from typing import Any, Literal
 
 from agent.wire.base import WireModel
-from agent.wire.errors import Refusal
+from agent.wire.errors import AgentErrorBody
 
 
 class OperationView(WireModel):
-    """``GET /agent/v1/operations/{operationId}``. A repeat of a finished call gets the stored answer."""
+    """``GET /agent/v1/operations/{operationId}``. A repeat of a finished call receives the stored response."""
 
     operation_id: str
     route: str
@@ -15,4 +15,4 @@ class OperationView(WireModel):
     started_at: str
     finished_at: str | None = None
     answer: dict[str, Any] | None = None
-    refusal: Refusal | None = None
+    refusal: AgentErrorBody | None = None

@@ -1,4 +1,4 @@
-"""Changing a node's key in two phases, and what it trusts (``/agent/v1/pki``)."""
+"""Replacement of a node's key in two phases, and its trust (``/agent/v1/pki``)."""
 
 from typing import Annotated
 
@@ -12,43 +12,43 @@ _Pem = Annotated[str, Field(max_length=16_384)]
 _Bundle = Annotated[tuple[_Pem, ...], Field(min_length=1, max_length=8)]
 
 
-class CsrOrder(WireModel):
-    """``POST pki/csr``: make a key for rotation `rotation_id`. The same id again is the same key."""
+class CsrRequest(WireModel):
+    """``POST pki/csr``: create a key for rotation `rotation_id`. The same id again returns the same key."""
 
     rotation_id: _Id
 
 
-class CsrAnswer(WireModel):
-    """The signing request of the key that waits. The master takes the public key from it and nothing else."""
+class CsrResponse(WireModel):
+    """The signing request of the staged key. The master uses its public key and nothing else."""
 
     rotation_id: str
     spki_sha256: str
     csr_pem: str
 
 
-class CertificateOrder(WireModel):
-    """``PUT pki/certificate``: the certificate of that key (`chain`, own certificate first) and what it chains to."""
+class CertificateUpdate(WireModel):
+    """``PUT pki/certificate``: the certificate of the staged key (`chain`, own certificate first) and its CAs."""
 
     rotation_id: _Id
     chain: _Bundle
     ca_bundle: _Bundle
 
 
-class AbortOrder(WireModel):
-    """``DELETE pki/next``: forget key and certificate that wait; with `rotation_id` only if they are of that."""
+class RotationAbort(WireModel):
+    """``DELETE pki/next``: delete the staged key and certificate; with `rotation_id` only those of that rotation."""
 
     rotation_id: _Id | None = None
 
 
-class TrustOrder(WireModel):
-    """``PUT pki/trust``: what a master must chain to, and the keys it may show, from now on."""
+class TrustUpdate(WireModel):
+    """``PUT pki/trust``: the CAs that a master's certificate must chain to, and the keys of the master, from now on."""
 
     ca_bundle: _Bundle
     master_spki: MasterSpki
 
 
 class PkiView(WireModel):
-    """``GET pki``: what the running agent works with. `next_spki_sha256` is that of a certificate that waits."""
+    """``GET pki``: key and trust of the running agent. `next_spki_sha256` is of the staged certificate."""
 
     spki_sha256: Sha256Hex
     cert_not_after: str

@@ -1,1 +1,1 @@
-"""The routes of `/api` that live in this app."""
+"""Routes of `/api` in this app."""

@@ -2,6 +2,10 @@
 
 from django.urls import path
 
-from audit.api.views import AuditLines
+from audit.api.views import AuditCheckpoint, AuditLines, AuditProof
 
-urlpatterns = [path("audit", AuditLines.as_view(), name="api-audit")]
+urlpatterns = [
+    path("audit", AuditLines.as_view(), name="api-audit"),
+    path("audit/checkpoint", AuditCheckpoint.as_view(), name="api-audit-checkpoint"),
+    path("audit/proof", AuditProof.as_view(), name="api-audit-proof"),
+]

@@ -11,10 +11,10 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
-from audit import queries
-from audit.api.serializers import AuditPageSerializer
+from audit import checkpoints, queries
+from audit.api.serializers import AuditCheckpointSerializer, AuditPageSerializer, AuditProofSerializer
 from mirbad.api.parameters import identity, whole_number
-from mirbad.kernel.errors import InvalidRequest
+from mirbad.kernel.errors import InvalidRequest, NotFound
 from mirbad.kernel.roles import OWNER, VIEWER
 
 _MAX_ID = 2**63 - 1
@@ -31,7 +31,7 @@ class AuditLines(APIView):
         parameters=[
             OpenApiParameter("nodeId", str, description="Only lines of this node."),
             OpenApiParameter("modelId", str, description="Only lines of this model."),
-            OpenApiParameter("since", OpenApiTypes.DATETIME, description="Only lines from this moment on (RFC 3339)."),
+            OpenApiParameter("since", OpenApiTypes.DATETIME, description="Only lines from this time on (RFC 3339)."),
             OpenApiParameter(
                 "max", {"type": "integer", "minimum": 1, "maximum": queries.MAX, "default": queries.DEFAULT_MAX}
             ),
@@ -40,7 +40,7 @@ class AuditLines(APIView):
         responses=AuditPageSerializer,
     )
     def get(self, request: Request) -> Response:
-        """Lines that match, and the address of the older ones."""
+        """List lines that match, with the address of the older ones."""
         count = whole_number(request, "max", queries.DEFAULT_MAX, lowest=1, highest=queries.MAX)
         before = whole_number(request, "before", 0, lowest=1, highest=_MAX_ID)
         found = queries.lines(
@@ -57,6 +57,41 @@ class AuditLines(APIView):
         return Response({"items": items, "next": older}, headers={"Cache-Control": "no-store"})
 
 
+class AuditCheckpoint(APIView):
+    """The newest signed head of the log."""
+
+    read_role = VIEWER
+    required_role = OWNER
+
+    @extend_schema(operation_id="audit_checkpoint", responses=AuditCheckpointSerializer)
+    def get(self, request: Request) -> Response:
+        """Return the newest head with the nodes that witnessed it, for ``verify_audit.py``."""
+        newest = checkpoints.latest()
+        if newest is None:
+            raise NotFound("No head of the audit log is signed yet. The first one is within five minutes.")
+        headers = {"Cache-Control": "no-store", "Content-Disposition": 'attachment; filename="checkpoint.json"'}
+        return Response(checkpoints.exported(newest), headers=headers)
+
+
+class AuditProof(APIView):
+    """The proof that one line is in the log."""
+
+    read_role = VIEWER
+    required_role = OWNER
+
+    @extend_schema(
+        operation_id="audit_proof",
+        parameters=[OpenApiParameter("seq", {"type": "integer", "minimum": 1}, required=True)],
+        responses=AuditProofSerializer,
+    )
+    def get(self, request: Request) -> Response:
+        """Return a line, a signed head, and the proof that the line is under it, without the other lines."""
+        seq = whole_number(request, "seq", 0, lowest=1, highest=_MAX_ID)
+        if not seq:
+            raise InvalidRequest("Name the line: seq is its number, from 1.")
+        return Response(checkpoints.inclusion(seq), headers={"Cache-Control": "no-store"})
+
+
 def _since(request: Request) -> datetime | None:
     text = request.query_params.get("since")
     if text is None:
@@ -66,5 +101,5 @@ def _since(request: Request) -> datetime | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise InvalidRequest("since must be a moment with its zone, such as 2027-01-31T12:00:00Z.")
+        raise InvalidRequest("since must be a time with its zone, such as 2027-01-31T12:00:00Z.")
     return moment

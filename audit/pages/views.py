@@ -15,7 +15,7 @@ from mirbad.web.fragments import page_or_fragment
 @require_GET
 @require_role(VIEWER)
 def index(request: HttpRequest) -> HttpResponse:
-    """Audit lines, newest first."""
+    """Show audit lines, newest first."""
     before = request.GET.get("before", "")
     named = {name: request.GET.get(name, "").strip() for name in ("node", "model", "action", "result")}
     filters = contexts.Filters(**named, before=int(before) if before.isdecimal() and len(before) < 19 else None)
@@ -23,6 +23,7 @@ def index(request: HttpRequest) -> HttpResponse:
     query = {name: value for name, value in named.items() if value}
     context = {
         "lines": lines,
+        "head": contexts.head(),
         "filters": filters,
         "actions": ACTIONS,
         "results": RESULTS,

@@ -4,11 +4,11 @@
 #   sudo ./install.sh [--node-id ID --enroll-url URL --ca-hash HASH [--address A] [--rekey --node-uid UID]]
 #                     [--fabric NAME[:ADAPTER,…]] [--llama-server PATH] [--vllm-command COMMAND] [--nvidia-smi PATH]
 #
-# The paths are written to agent.json: where this machine's engines and its driver's program are. Without an engine path
-# the agent uses what it finds (llama.cpp's wheel, containers), and the join says what that is.
+# The paths of this machine's engines and of nvidia-smi are written to agent.json. Without an engine path the agent uses
+# the engines that it finds (llama.cpp's wheel, containers); the join lists them.
 #
-# The join token is read from MIRBAD_JOIN_TOKEN or asked for; it is never on a command line. Run it again with a newer
-# folder to upgrade: configuration, identity and running engines stay.
+# The join token is read from MIRBAD_JOIN_TOKEN or a prompt, never from the command line. To upgrade, run install.sh of a
+# newer archive: configuration, identity and running engines stay.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ user=mirbad-agent
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
 
-[ "$(id -u)" = 0 ] || fail "run it as root (sudo ./install.sh …)"
+[ "$(id -u)" = 0 ] || fail "must run as root (sudo ./install.sh …)"
 
 python=""
 for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
@@ -29,19 +29,19 @@ for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
         break
     fi
 done
-[ -n "$python" ] || fail "needs Python 3.11 or newer with venv (Debian, Ubuntu: apt install python3 python3-venv)"
+[ -n "$python" ] || fail "requires Python 3.11 or newer with venv (Debian, Ubuntu: apt install python3 python3-venv)"
 
-wheel=$(ls "$here"/mirbad_agent-*-py3-none-any.whl 2>/dev/null) || fail "no wheel beside install.sh; unpack the whole archive"
+wheel=$(ls "$here"/mirbad_agent-*-py3-none-any.whl 2>/dev/null) || fail "no wheel next to install.sh; unpack the whole archive"
 version=$(basename "$wheel" | cut -d- -f2)
 
-# a folder of its own each time: the one in use is never touched, and is in use again when the join does not succeed
+# always a new folder: the one in use is never changed, and stays in use when the join fails
 name=$version
 [ ! -e "$base/$name" ] || name="$version-$(date -u +%Y%m%d%H%M%S)"
 echo "Installing mirbad-agent $version to $base/$name with $("$python" --version)"
 before=$(readlink "$base/current" 2>/dev/null || true)
-kept=no
+finished=no
 undo() {
-    [ $kept = no ] || return 0
+    [ $finished = no ] || return 0
     if [ "$(readlink "$base/current" 2>/dev/null)" = "$name" ]; then
         if [ -n "$before" ]; then ln -sfn "$before" "$base/current"; else rm -f "$base/current" /usr/local/bin/mirbad-agent; fi
     fi
@@ -78,9 +78,9 @@ fields[name] = value
 with open(path + ".new", "w") as file:
     json.dump(fields, file, indent=2)
     file.write("\n")
-seen = os.stat(path)
-os.chown(path + ".new", seen.st_uid, seen.st_gid)
-os.chmod(path + ".new", seen.st_mode & 0o777)
+before = os.stat(path)
+os.chown(path + ".new", before.st_uid, before.st_gid)
+os.chmod(path + ".new", before.st_mode & 0o777)
 os.replace(path + ".new", path)
 PYTHON
 }
@@ -108,16 +108,16 @@ fi
 if [ $# -gt 0 ]; then
     runuser -u "$user" -- /usr/local/bin/mirbad-agent join --config "$config" "$@"
 fi
-kept=yes
+finished=yes
 if [ ! -e "$state/identity/current" ]; then
-    echo "Installed. Join with the command that Add node on the master shows."
+    echo "Installed, but not joined. Run the join command from Nodes > Add node on the master."
     exit 0
 fi
 if [ $systemd = yes ]; then
     systemctl enable -q mirbad-agent
     systemctl restart mirbad-agent
-    echo "mirbad-agent runs (systemctl status mirbad-agent). Open TCP 9443 to the master's address alone."
+    echo "mirbad-agent is running (systemctl status mirbad-agent). Allow TCP 9443 from the master's address only."
 else
-    echo "There is no systemd here. Start the agent with:"
+    echo "systemd is not running. Start the agent with:"
     echo "  runuser -u $user -- /usr/local/bin/mirbad-agent serve --config $config"
 fi

@@ -1,4 +1,4 @@
-"""``/api/downloads``: sets of files on their way to a node."""
+"""``/api/downloads``: downloads of sets of files to a node."""
 
 from typing import Any
 
@@ -7,24 +7,25 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from agent.wire.pickles import is_pickle
-from jobs import downloads, requests
+from agent.common.formats.pickles import is_pickle
 from jobs.api.serializers import OperationSerializer
-from jobs.api.views import Accepting
+from jobs.api.views import AcceptingView
+from jobs.kinds import download
+from jobs.requests import cancellation, downloads
 from mirbad.api.parameters import identity
 from mirbad.api.serializers import CamelSerializer, read
 from mirbad.kernel.errors import NotFound
 from mirbad.kernel.roles import OPERATOR, VIEWER
-from models_app.artifacts import acting, choose
-from models_app.artifacts.wishes import Wish
+from models_app.artifacts import node_parameter, selection
+from models_app.artifacts.download_request import DownloadRequest
 
-_NODE = OpenApiParameter("node", str, description="The node that acts; the only one when it is left out.")
+_NODE = OpenApiParameter("node", str, description="The acting node. Default: the only one.")
 _REPOSITORY = r"^[A-Za-z0-9._-]{1,120}/[A-Za-z0-9._-]{1,120}$"
 _REVISION = r"^[A-Za-z0-9._/-]*$"
 
 
 class RepositoryInputSerializer(CamelSerializer):
-    """A repository of the hub. `hfToken` is for a gated or private one; it is kept in no place but memory."""
+    """A repository on Hugging Face. `hfToken` is for a gated or private one; it is never stored."""
 
     repository = serializers.RegexField(_REPOSITORY)
     revision = serializers.RegexField(_REVISION, max_length=80, allow_blank=True, default="")
@@ -32,7 +33,7 @@ class RepositoryInputSerializer(CamelSerializer):
 
 
 class DownloadInputSerializer(RepositoryInputSerializer):
-    """What to bring. `files` are names or patterns; without any, those that make the model."""
+    """A set of files. `files` are names or patterns; without any, the files needed to run the model."""
 
     files = serializers.ListField(child=serializers.CharField(max_length=512), max_length=200, default=list)
     folder = serializers.RegexField(r"^$|^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128, allow_blank=True, default="")
@@ -40,7 +41,7 @@ class DownloadInputSerializer(RepositoryInputSerializer):
 
 
 class RepositoryFileSerializer(CamelSerializer):
-    """One file of a repository. `usual` ones come when none is named; a `pickle` comes only where that is allowed."""
+    """One file of a repository. `usual` files are downloaded by default; a `pickle` only where that is allowed."""
 
     path = serializers.CharField()
     size_bytes = serializers.IntegerField()
@@ -49,7 +50,7 @@ class RepositoryFileSerializer(CamelSerializer):
 
 
 class RepositorySerializer(CamelSerializer):
-    """A repository at one commit. `problem` says why the usual files cannot be taken as they are."""
+    """A repository at one commit. `problem` is the reason against a download of the usual files."""
 
     node_id = serializers.CharField()
     repository = serializers.CharField()
@@ -62,7 +63,10 @@ class RepositorySerializer(CamelSerializer):
 
 
 class DownloadSerializer(CamelSerializer):
-    """A download: the operation, what it brings, and how far its node is. Null is not reported."""
+    """A download: its operation, its files, and its progress on the node. Null is not reported.
+
+    `waits_until` is the time to which the hub asked the node to wait; null while it does not wait.
+    """
 
     id = serializers.CharField()
     node_id = serializers.CharField()
@@ -75,6 +79,7 @@ class DownloadSerializer(CamelSerializer):
     done_bytes = serializers.IntegerField(allow_null=True)
     total_bytes = serializers.IntegerField()
     bytes_per_second = serializers.FloatField(allow_null=True)
+    waits_until = serializers.CharField(allow_null=True)
     files_done = serializers.IntegerField(allow_null=True)
     files_total = serializers.IntegerField()
     actor = serializers.CharField()
@@ -83,39 +88,41 @@ class DownloadSerializer(CamelSerializer):
 
 
 class DownloadListSerializer(CamelSerializer):
-    """The downloads of one node, the newest first."""
+    """The downloads of one node, newest first."""
 
     node_id = serializers.CharField()
     items = DownloadSerializer(many=True)
 
 
-def _told(shown: downloads.Shown) -> dict[str, Any]:
-    row, view, spec = shown.operation, shown.view, shown.operation.input["spec"]
+def _body(shown: downloads.DownloadStatus) -> dict[str, Any]:
+    row, view = shown.operation, shown.view
+    spec = download.KIND.step(row).input.spec
     error = row.error or {}
     progress = row.progress or {}
     open_ = row.finished_at is None
     return {
         "id": row.pk,
         "node_id": row.node_id_text,
-        "repository": spec["repository"],
-        "commit": spec["commit"],
-        "folder": spec["folder"],
+        "repository": spec.repository,
+        "commit": spec.commit,
+        "folder": spec.folder,
         "state": (view.state.value if view else row.stage) if open_ else row.outcome,
         "reason": error.get("detail", ""),
         "code": error.get("code", ""),
         "done_bytes": view.done_bytes if view else progress.get("doneBytes"),
-        "total_bytes": sum(file["sizeBytes"] for file in spec["files"]),
+        "total_bytes": spec.total_bytes,
         "bytes_per_second": view.bytes_per_second if view and open_ else None,
+        "waits_until": view.waits_until if view and open_ else None,
         "files_done": view.files_done if view else None,
-        "files_total": len(spec["files"]),
+        "files_total": len(spec.files),
         "actor": row.actor,
         "created_at": row.created_at,
         "finished_at": row.finished_at,
     }
 
 
-class Downloads(Accepting):
-    """Sets of files on their way to a node."""
+class DownloadsView(AcceptingView):
+    """Downloads to a node."""
 
     asks_nodes = True
 
@@ -125,9 +132,9 @@ class Downloads(Accepting):
 
     @extend_schema(operation_id="downloads_list", parameters=[_NODE], responses=DownloadListSerializer)
     def get(self, request: Request) -> Response:
-        """Downloads of a node, with what it says of them now."""
+        """List the downloads of a node, with their present progress there."""
         node, found = downloads.of_node(identity(request, "node"))
-        body = {"node_id": node.pk, "items": [_told(shown) for shown in found]}
+        body = {"node_id": node.pk, "items": [_body(shown) for shown in found]}
         return Response(DownloadListSerializer(body).data)
 
     @extend_schema(
@@ -137,21 +144,21 @@ class Downloads(Accepting):
         responses={202: OperationSerializer},
     )
     def post(self, request: Request) -> Response:
-        """Bring a set to the node; asked twice, it is the same operation."""
-        asked = read(DownloadInputSerializer, request.data)
-        node = acting.named(identity(request, "node"))
-        wish = Wish(
-            repository=asked["repository"],
-            revision=asked["revision"],
-            files=tuple(asked["files"]),
-            folder=asked["folder"],
-            allow_pickle=asked["allow_pickle"],
+        """Download files to the node. Repeating the request returns the same operation."""
+        data = read(DownloadInputSerializer, request.data)
+        node = node_parameter.named(identity(request, "node"))
+        files = DownloadRequest(
+            repository=data["repository"],
+            revision=data["revision"],
+            files=tuple(data["files"]),
+            folder=data["folder"],
+            allow_pickle=data["allow_pickle"],
         )
-        return self.accepted(downloads.request(node.pk, wish, asked["hf_token"] or None, self.actor))
+        return self.accepted(downloads.request(node.pk, files, data["hf_token"] or None, self.actor))
 
 
-class Inspection(Accepting):
-    """What a repository holds, before anything is chosen."""
+class DownloadInspectionView(AcceptingView):
+    """The files of a repository, before a download."""
 
     asks_nodes = True
 
@@ -165,18 +172,18 @@ class Inspection(Accepting):
         responses=RepositorySerializer,
     )
     def post(self, request: Request) -> Response:
-        """Its files with sizes, and which of them would come."""
-        asked = read(RepositoryInputSerializer, request.data)
-        wish = Wish(asked["repository"], asked["revision"])
-        node, found = downloads.inspect(identity(request, "node"), wish, asked["hf_token"] or None)
-        usual, problem = choose.usual(found.name, found.files)
+        """List the files of a repository with sizes, and the ones that are downloaded by default."""
+        data = read(RepositoryInputSerializer, request.data)
+        files = DownloadRequest(data["repository"], data["revision"])
+        node, found = downloads.inspect(identity(request, "node"), files, data["hf_token"] or None)
+        usual, problem = selection.default_files(found.name, found.files)
         body = {
             "node_id": node.pk,
             "repository": found.name,
             "commit": found.commit,
             "gated": found.gated,
             "license": found.license,
-            "folder": choose.folder_for(found.name),
+            "folder": selection.folder_for(found.name),
             "problem": problem,
             "files": [
                 {
@@ -191,7 +198,7 @@ class Inspection(Accepting):
         return Response(RepositorySerializer(body).data)
 
 
-class Download(Accepting):
+class OneDownloadView(AcceptingView):
     """One download."""
 
     asks_nodes = True
@@ -201,12 +208,12 @@ class Download(Accepting):
 
     @extend_schema(operation_id="downloads_delete", parameters=[_NODE], responses={202: OperationSerializer, 204: None})
     def delete(self, request: Request, operation_id: str) -> Response:
-        """Cancel it while it runs; of one that is over, remove what it left unfinished on its node."""
+        """Cancel an open download; of an ended one, remove the unfinished files from its node."""
         row = downloads.one(operation_id)
-        wanted = identity(request, "node")
-        if wanted and acting.named(wanted).pk != row.node_id_text:
-            raise NotFound(f"Node {wanted!r} has no download {operation_id!r}.")
+        node_id = identity(request, "node")
+        if node_id and node_parameter.named(node_id).pk != row.node_id_text:
+            raise NotFound(f"Node {node_id!r} has no download {operation_id!r}.")
         if row.finished_at is None:
-            return self.accepted(requests.cancel(operation_id, self.actor))
+            return self.accepted(cancellation.request(operation_id, self.actor))
         downloads.forget(operation_id, self.actor)
         return Response(status=204)

@@ -1,4 +1,4 @@
-"""``/api/nodes/{id}/images``: container images that a node runs, has, and is to pull."""
+"""``/api/nodes/{id}/images``: container images that a node runs and has, and pulls of images."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs import images as wishes
 from jobs.api.serializers import OperationSerializer
-from jobs.api.views import Accepting
+from jobs.api.views import AcceptingView
+from jobs.requests import images as requests
 from mirbad.api.serializers import CamelSerializer, read
 from mirbad.kernel.roles import OPERATOR, VIEWER
 from models_app.artifacts import images
-from models_app.artifacts.images import Shelf
+from models_app.artifacts.images import ImageInventory
 
 
 class PullInputSerializer(CamelSerializer):
-    """The image to pull, with its digest apart or in the name; without a name the node's default one."""
+    """The image to pull, with its digest in the name or apart. Default: the node's default image."""
 
     image = serializers.CharField(max_length=512, allow_blank=True, default="")
     image_digest = serializers.RegexField(r"^(sha256:[0-9a-f]{64})?$", allow_blank=True, default="")
 
 
 class NamedImageSerializer(CamelSerializer):
-    """An image by its name. `present` is null while the node cannot tell; `size_bytes` is of one that is there."""
+    """An image by its name. `present` is null while unknown; `size_bytes` is of a present image."""
 
     reference = serializers.CharField()
     present = serializers.BooleanField(allow_null=True)
@@ -32,7 +32,7 @@ class NamedImageSerializer(CamelSerializer):
 
 
 class StoredImageSerializer(CamelSerializer):
-    """An image that the node's Docker Engine has, by its names."""
+    """An image of the node's Docker Engine, by its names."""
 
     references = serializers.ListField(child=serializers.CharField())
     size_bytes = serializers.IntegerField(allow_null=True)
@@ -50,13 +50,13 @@ class NodeImagesSerializer(CamelSerializer):
     problem = serializers.CharField(allow_blank=True)
 
 
-def _named(shelf: Shelf, reference: str) -> dict[str, Any]:
-    found = shelf.has(reference)
-    present = None if shelf.here is None or (found is None and shelf.truncated) else found is not None
+def _named(inventory: ImageInventory, reference: str) -> dict[str, Any]:
+    found = inventory.has(reference)
+    present = None if inventory.here is None or (found is None and inventory.truncated) else found is not None
     return {"reference": reference, "present": present, "size_bytes": found.size_bytes if found else None}
 
 
-class NodeImages(Accepting):
+class NodeImagesView(AcceptingView):
     """Container images of a node."""
 
     asks_nodes = True
@@ -66,21 +66,21 @@ class NodeImages(Accepting):
 
     @extend_schema(operation_id="nodes_images", responses=NodeImagesSerializer)
     def get(self, request: Request, node_id: str) -> Response:
-        """Which images it runs, which one its models get, and what is there now."""
-        shelf = images.shelf(node_id)
+        """List the images that a node runs, its default image, and the images on it now."""
+        inventory = images.of_node(node_id)
         body = {
-            "node_id": shelf.node.pk,
-            "allow_tag_pulls": shelf.allow_tag_pulls,
-            "approved": [_named(shelf, reference) for reference in shelf.approved],
-            "defaults": [_named(shelf, reference) for reference in shelf.defaults],
-            "items": None if shelf.here is None else [image.model_dump() for image in shelf.here],
-            "truncated": shelf.truncated,
-            "problem": shelf.problem,
+            "node_id": inventory.node.pk,
+            "allow_tag_pulls": inventory.allow_tag_pulls,
+            "approved": [_named(inventory, reference) for reference in inventory.approved],
+            "defaults": [_named(inventory, reference) for reference in inventory.defaults],
+            "items": None if inventory.here is None else [image.model_dump() for image in inventory.here],
+            "truncated": inventory.truncated,
+            "problem": inventory.problem,
         }
         return Response(NodeImagesSerializer(body).data)
 
 
-class ImagePull(Accepting):
+class PullImage(AcceptingView):
     """A pull of an image to a node."""
 
     asks_nodes = True
@@ -90,6 +90,6 @@ class ImagePull(Accepting):
 
     @extend_schema(operation_id="nodes_images_pull", request=PullInputSerializer, responses={202: OperationSerializer})
     def post(self, request: Request, node_id: str) -> Response:
-        """Have the image there before a model needs it; asked twice, it is the same operation."""
-        asked = read(PullInputSerializer, request.data)
-        return self.accepted(wishes.request(node_id, asked["image"], asked["image_digest"], self.actor))
+        """Pull an image before a model needs it. Repeating the request returns the same operation."""
+        data = read(PullInputSerializer, request.data)
+        return self.accepted(requests.request(node_id, data["image"], data["image_digest"], self.actor))

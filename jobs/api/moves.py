@@ -1,4 +1,4 @@
-"""``/api/models/{id}/move`` and ``unplace``: where a model stands."""
+"""``/api/models/{id}/move`` and ``unplace``."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.reverse import reverse
 
-from jobs import moves, unplacing
 from jobs.api.serializers import FailureSerializer, OperationSerializer, ProgressSerializer
-from jobs.api.views import Accepting
+from jobs.api.views import AcceptingView
 from jobs.models import Operation
+from jobs.requests import moves, unplacing
 from jobs.states import OUTCOME
 from mirbad.accounts.permissions import require_reauthentication
 from mirbad.api.serializers import CamelSerializer, read
@@ -22,10 +22,10 @@ _MODES = ("auto", "handover", "stop-first")
 
 
 class MoveInputSerializer(CamelSerializer):
-    """Where a model is to go. GPUs by UUID or by index; `sourceNodeId` says which of several replicas.
+    """The target of a move. GPUs by UUID or by index; `sourceNodeId` names the replica of several.
 
-    ``auto`` hands over what runs, without a pause, and stops first what cannot be handed over. `hfToken` is for a gated
-    or private repository; it goes to the target's memory and is written down nowhere.
+    ``auto`` is a hand-over without downtime for a model that serves, stop-first for others. `hfToken` is for a gated or
+    private repository; it is sent to the target's memory only, never stored.
     """
 
     target_node_id = serializers.CharField(max_length=40)
@@ -37,20 +37,24 @@ class MoveInputSerializer(CamelSerializer):
 
 
 class ForceCommitInputSerializer(CamelSerializer):
-    """`confirm` is the id of the node that is given up."""
+    """`confirm` is the id of the source."""
 
     confirm = serializers.CharField(max_length=100, allow_blank=True, default="")
 
 
 class UnplaceInputSerializer(CamelSerializer):
-    """`nodeId` takes one replica off that node, all when it is left out. Without `wait` the answer is 202 at once."""
+    """`nodeId` removes the replica on that node, all without it. Without `wait` the response is 202 at once.
+
+    `confirm` is the model's id, required unless every engine is stopped.
+    """
 
     node_id = serializers.CharField(max_length=40, allow_blank=True, default="")
     wait = serializers.BooleanField(default=True)
+    confirm = serializers.CharField(max_length=64, allow_blank=True, default="")
 
 
 class MovedSetSerializer(CamelSerializer):
-    """A set of files that a move brings to its target. Null is not reported."""
+    """A set of files that a move downloads to its target. Null is not reported."""
 
     repository = serializers.CharField()
     folder = serializers.CharField()
@@ -61,7 +65,7 @@ class MovedSetSerializer(CamelSerializer):
 
 
 class MoveRecordSerializer(CamelSerializer):
-    """A move. `start` says why the model was not started on the target, when the move is done all the same."""
+    """A move. `start` is the reason why the model was not started on the target by a move that is done."""
 
     id = serializers.CharField(source="operation.pk")
     model_id = serializers.CharField(source="operation.model_id_text")
@@ -84,7 +88,7 @@ class MoveRecordSerializer(CamelSerializer):
 
 
 class MoveStateSerializer(CamelSerializer):
-    """The newest move of a model, null when there was none, and what can be done about it."""
+    """The newest move of a model, null without one, and the possible actions."""
 
     record = MoveRecordSerializer(allow_null=True)
     can_force_commit = serializers.BooleanField()
@@ -92,25 +96,25 @@ class MoveStateSerializer(CamelSerializer):
     downloads = MovedSetSerializer(many=True)
 
 
-class _Moving(Accepting):
+class _MovingView(AcceptingView):
     read_role = VIEWER
     required_role = OPERATOR
 
     def moved(self, operation: Operation) -> Response:
-        """The answer with the record, and where to follow it."""
+        """Return the response with the record of the move, and its address."""
         location = reverse("api-model-move", args=[operation.model_id_text], request=self.request)
         body = MoveRecordSerializer(moves.record_of(operation)).data
         return Response(body, status=202, headers={"Location": location})
 
 
-class Move(_Moving):
+class MoveView(_MovingView):
     """The move of a model to another node."""
 
     audited = {"POST": "model.move"}
 
     @extend_schema(operation_id="models_move_read", responses=MoveStateSerializer)
     def get(self, request: Request, model_id: str) -> Response:
-        """How it stands; a finished one stays."""
+        """Return the newest move of the model, open or ended."""
         queries.one_model(model_id)
         found = moves.record(model_id)
         shown: dict[str, Any] = {
@@ -123,34 +127,34 @@ class Move(_Moving):
 
     @extend_schema(operation_id="models_move", request=MoveInputSerializer, responses={202: MoveRecordSerializer})
     def post(self, request: Request, model_id: str) -> Response:
-        """Move it; asked twice, it is the same move."""
-        asked = read(MoveInputSerializer, request.data)
-        gpus = asked["gpu_uuids"] or moves.gpus_at(asked["target_node_id"], asked["gpu_indices"])
+        """Move the model. Repeating the request returns the same move."""
+        data = read(MoveInputSerializer, request.data)
+        gpus = data["gpu_uuids"] or moves.gpus_at(data["target_node_id"], data["gpu_indices"])
         operation = moves.request(
             model_id,
-            asked["target_node_id"],
+            data["target_node_id"],
             gpus,
             self.actor,
-            mode=asked["mode"],
-            hub_token=asked["hf_token"] or "",
-            source_node_id=asked["source_node_id"],
+            mode=data["mode"],
+            hub_token=data["hf_token"] or "",
+            source_node_id=data["source_node_id"],
         )
         return self.moved(operation)
 
 
-class CancelMove(_Moving):
-    """The end of a move that nobody wants any more."""
+class CancelMove(_MovingView):
+    """Cancellation of a move."""
 
     audited = {"POST": "model.move"}
 
     @extend_schema(operation_id="models_move_cancel", request=None, responses={202: MoveRecordSerializer})
     def post(self, request: Request, model_id: str) -> Response:
-        """Undo it, while there is a way back."""
+        """Cancel the move and undo its changes, before the cutover."""
         return self.moved(moves.cancel(model_id, self.actor))
 
 
-class ForceCommit(_Moving):
-    """A move whose source is gone for good."""
+class ForceCommitMove(_MovingView):
+    """Force-commit of a move, for a source that is gone for good."""
 
     audited = {"POST": "model.move.force-commit"}
 
@@ -160,14 +164,14 @@ class ForceCommit(_Moving):
         responses={202: MoveRecordSerializer},
     )
     def post(self, request: Request, model_id: str) -> Response:
-        """Give up the source; the move goes on without it."""
+        """Give up the source; the move continues without it."""
         confirm = read(ForceCommitInputSerializer, request.data)["confirm"]
         operation = moves.force_commit(model_id, confirm, self.actor, sure=lambda: require_reauthentication(request))
         return self.moved(operation)
 
 
-class Unplace(Accepting):
-    """A model on no node."""
+class UnplaceModel(AcceptingView):
+    """Unplace of a model."""
 
     required_role = OPERATOR
     audited = {"POST": "model.unplace"}
@@ -179,8 +183,8 @@ class Unplace(Accepting):
     )
     def post(self, request: Request, model_id: str) -> Response:
         """Stop it and take it off its node; 504 when it does not stop in time. Its folder stays."""
-        asked = read(UnplaceInputSerializer, request.data)
-        operation = unplacing.request(model_id, self.actor, node_id=asked["node_id"])
-        if not asked["wait"]:
+        data = read(UnplaceInputSerializer, request.data)
+        operation = unplacing.request(model_id, self.actor, node_id=data["node_id"], confirm=data["confirm"])
+        if not data["wait"]:
             return self.accepted(operation)
         return Response(OperationSerializer(unplacing.wait(operation)).data)

@@ -1,4 +1,4 @@
-"""``/api/nodes/{id}`` with its revoke, its drain, and what changes its key. All else about nodes is in `nodes`."""
+"""``/api/nodes/{id}`` with its revoke, drain and certificate rotation. All other routes of nodes are in `nodes`."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs import evacuation, identity
 from jobs.api.serializers import OperationSerializer
-from jobs.api.views import Accepting
+from jobs.api.views import AcceptingView
+from jobs.requests import evacuation, identity
 from mirbad.accounts.permissions import require_reauthentication
 from mirbad.api.serializers import CamelSerializer, read
 from mirbad.kernel.errors import InvalidRequest
@@ -25,7 +25,7 @@ class RevokeInputSerializer(CamelSerializer):
     unplace_models = serializers.BooleanField(default=False)
 
 
-class OneNode(Accepting):
+class NodeView(AcceptingView):
     """One machine."""
 
     read_role = VIEWER
@@ -34,12 +34,12 @@ class OneNode(Accepting):
 
     @extend_schema(operation_id="nodes_read", responses=NodeDetailSerializer)
     def get(self, request: Request, node_id: str) -> Response:
-        """All that is known of it."""
+        """Return all details of the node."""
         return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
     @extend_schema(operation_id="nodes_update", request=NodePatchSerializer, responses=NodeDetailSerializer)
     def patch(self, request: Request, node_id: str) -> Response:
-        """Change settings; members that are not sent stay."""
+        """Change settings. Absent members keep their value."""
         if not isinstance(request.data, Mapping):
             raise InvalidRequest("The body must be a JSON object.")
         registry.update(node_id, request.data, self.actor)
@@ -47,10 +47,10 @@ class OneNode(Accepting):
 
     @extend_schema(operation_id="nodes_revoke", request=RevokeInputSerializer, responses={202: OperationSerializer})
     def delete(self, request: Request, node_id: str) -> Response:
-        """Revoke it for good, once its models are off it; asked twice, it is the same operation."""
+        """Revoke the node for good, once its models are unplaced. Repeating the request returns the same operation."""
         require_reauthentication(request)
-        asked = read(RevokeInputSerializer, request.data)
-        operation = identity.revoke(node_id, asked["confirm"], self.actor, unplace_models=asked["unplace_models"])
+        data = read(RevokeInputSerializer, request.data)
+        operation = identity.revoke(node_id, data["confirm"], self.actor, unplace_models=data["unplace_models"])
         return self.accepted(operation)
 
 
@@ -60,8 +60,8 @@ class DrainInputSerializer(CamelSerializer):
     evacuate = serializers.BooleanField(default=False)
 
 
-class Drain(Accepting):
-    """No new work for a node."""
+class DrainNode(AcceptingView):
+    """Drain of a node."""
 
     required_role = OPERATOR
     audited = {"POST": "node.drain"}
@@ -72,33 +72,33 @@ class Drain(Accepting):
         responses={200: NodeDetailSerializer, 202: OperationSerializer},
     )
     def post(self, request: Request, node_id: str) -> Response:
-        """Nothing new starts. What runs goes on, or with `evacuate` is moved off: then it is an operation."""
+        """Drain the node: no new models start there. Running models stay; with `evacuate` they move off."""
         if read(DrainInputSerializer, request.data)["evacuate"]:
             return self.accepted(evacuation.request(node_id, self.actor))
         registry.drain(node_id, self.actor)
         return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
 
-class RotateCertificate(Accepting):
-    """Another key and certificate for a node that serves."""
+class RotateCertificate(AcceptingView):
+    """Rotation of a node's key and certificate."""
 
     required_role = OPERATOR
     audited = {"POST": "node.rotate-cert"}
 
     @extend_schema(operation_id="nodes_rotate_cert", request=None, responses={202: OperationSerializer})
     def post(self, request: Request, node_id: str) -> Response:
-        """Rotate its certificate; nothing that runs there notices."""
+        """Rotate the certificate, without effect on running engines."""
         return self.accepted(identity.rotate(node_id, self.actor))
 
 
-class Readmit(Accepting):
-    """The return of a node whose certificate has expired."""
+class ReadmitNode(AcceptingView):
+    """Return of a node with an expired certificate."""
 
     required_role = OPERATOR
     audited = {"POST": "node.rotate-cert"}
 
     @extend_schema(operation_id="nodes_readmit", request=None, responses={202: OperationSerializer})
     def post(self, request: Request, node_id: str) -> Response:
-        """Let it in once by its key alone, within a day, and renew its certificate then."""
+        """Allow the node to return once by its key, within a day, and renew its certificate then."""
         require_reauthentication(request)
         return self.accepted(identity.readmit(node_id, self.actor))

@@ -1,4 +1,4 @@
-"""``/api/pki/ca-rotation``, and the way of a CA whose key was stolen."""
+"""``/api/pki/ca-rotation``, and the replacement of a CA after its key was stolen."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs import ca_rotation
 from jobs.api.serializers import OperationSerializer
-from jobs.api.views import Accepting
+from jobs.api.views import AcceptingView
+from jobs.requests import ca_rotation
 from mirbad.accounts.permissions import require_reauthentication
 from mirbad.accounts.views import AdminView
 from mirbad.api.serializers import CamelSerializer, read
@@ -18,7 +18,7 @@ from nodes.pki import progress
 
 
 class AuthoritySerializer(CamelSerializer):
-    """A CA that stands; `slot` is current, next, previous or withdrawn."""
+    """A CA; `slot` is current, next, previous or withdrawn."""
 
     slot = serializers.CharField()
     sha256 = serializers.CharField()
@@ -51,7 +51,7 @@ class OneCaRotationSerializer(CamelSerializer):
 
 
 class CaRotationSerializer(CamelSerializer):
-    """The fleet's CAs, the newest rotation (null when there was none), and the nodes that have to be re-paired."""
+    """The fleet's CAs, the newest rotation (null without one), and the nodes to re-pair."""
 
     configured = serializers.BooleanField()
     authorities = AuthoritySerializer(many=True)
@@ -60,7 +60,7 @@ class CaRotationSerializer(CamelSerializer):
 
 
 class CaRotationInputSerializer(CamelSerializer):
-    """What to do."""
+    """The action on the rotation."""
 
     action = serializers.ChoiceField(choices=["start", "rollback", "close"])
 
@@ -72,7 +72,7 @@ class CaReplacementInputSerializer(CamelSerializer):
 
 
 class CaReplacementSerializer(CamelSerializer):
-    """The nodes that serve nothing until they are re-paired."""
+    """The nodes to re-pair; they serve nothing until then."""
 
     to_re_pair = serializers.ListField(child=serializers.CharField())
 
@@ -80,8 +80,8 @@ class CaReplacementSerializer(CamelSerializer):
 _ACTIONS = {"start": ca_rotation.start, "rollback": ca_rotation.roll_back, "close": ca_rotation.close}
 
 
-class CaRotation(Accepting):
-    """Another CA for the fleet, without losing a node."""
+class CaRotationView(AcceptingView):
+    """Rotation of the fleet's CA."""
 
     read_role = VIEWER
     required_role = OPERATOR
@@ -89,21 +89,21 @@ class CaRotation(Accepting):
 
     @extend_schema(operation_id="pki_ca_rotation_read", responses=CaRotationSerializer)
     def get(self, request: Request) -> Response:
-        """The CAs and how far the rotation is."""
+        """Return the CAs and the progress of the rotation."""
         return Response(CaRotationSerializer(_shown(progress.read())).data)
 
     @extend_schema(
         operation_id="pki_ca_rotation_act", request=CaRotationInputSerializer, responses={202: OperationSerializer}
     )
     def post(self, request: Request) -> Response:
-        """Begin one, roll it back, or close it early."""
+        """Begin a rotation, roll it back, or close it early."""
         require_reauthentication(request)
         action = read(CaRotationInputSerializer, request.data)["action"]
         return self.accepted(_ACTIONS[action](self.actor))
 
 
-class CaReplacement(AdminView):
-    """The CA's key was stolen: another CA at once, which no node trusts."""
+class CaReplacementView(AdminView):
+    """Replacement of the CA after its key was stolen: another CA at once, which no node trusts."""
 
     required_role = OWNER
     audited = {"POST": ca_rotation.ACTION}
@@ -112,14 +112,14 @@ class CaReplacement(AdminView):
         operation_id="pki_ca_replace", request=CaReplacementInputSerializer, responses=CaReplacementSerializer
     )
     def post(self, request: Request) -> Response:
-        """Replace the CA; every node has to be re-paired, and serves nothing until then."""
+        """Replace the CA. Every node must be re-paired, and serves nothing until then."""
         require_reauthentication(request)
         confirm = read(CaReplacementInputSerializer, request.data)["confirm"]
         left = ca_rotation.replace_stolen(confirm, self.actor)
         return Response(CaReplacementSerializer({"to_re_pair": left}).data)
 
 
-def _shown(found: progress.Progress) -> dict[str, Any]:
+def _shown(found: progress.RotationProgress) -> dict[str, Any]:
     row = found.rotation
     shown = None
     if row is not None:

@@ -6,14 +6,13 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs import requests
 from jobs.api.serializers import AcceptedSerializer, LaunchInputSerializer
-from jobs.api.views import AcceptingAll
-from mirbad.api.serializers import read
+from jobs.api.views import AcceptingAllView
+from jobs.requests import model_runs
 from mirbad.kernel.roles import OPERATOR
 
 
-class Start(AcceptingAll):
+class StartReplica(AcceptingAllView):
     """Start of a replica."""
 
     required_role = OPERATOR
@@ -21,12 +20,12 @@ class Start(AcceptingAll):
 
     @extend_schema(operation_id="replicas_start", request=LaunchInputSerializer, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str, replica: UUID) -> Response:
-        """Start it where it stands, every shard at once."""
-        force = read(LaunchInputSerializer, request.data)["force"]
-        return self.all_accepted(requests.start_all(model_id, self.actor, force=force, replica=replica))
+        """Start every shard of the replica."""
+        force = self.forced(model_id, replica=replica)
+        return self.all_accepted(model_runs.start_all(model_id, self.actor, force=force, replica=replica))
 
 
-class Stop(AcceptingAll):
+class StopReplica(AcceptingAllView):
     """Stop of a replica."""
 
     required_role = OPERATOR
@@ -34,11 +33,11 @@ class Stop(AcceptingAll):
 
     @extend_schema(operation_id="replicas_stop", request=None, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str, replica: UUID) -> Response:
-        """Stop it, every shard; the model's other replicas go on."""
-        return self.all_accepted(requests.stop_all(model_id, self.actor, replica=replica))
+        """Stop every shard of the replica; the model's other replicas keep running."""
+        return self.all_accepted(model_runs.stop_all(model_id, self.actor, replica=replica))
 
 
-class Restart(AcceptingAll):
+class RestartReplica(AcceptingAllView):
     """Restart of a replica."""
 
     required_role = OPERATOR
@@ -46,6 +45,6 @@ class Restart(AcceptingAll):
 
     @extend_schema(operation_id="replicas_restart", request=LaunchInputSerializer, responses={202: AcceptedSerializer})
     def post(self, request: Request, model_id: str, replica: UUID) -> Response:
-        """Stop it and start it with the model's present settings."""
-        force = read(LaunchInputSerializer, request.data)["force"]
-        return self.all_accepted(requests.restart_all(model_id, self.actor, force=force, replica=replica))
+        """Stop the replica and start it with the model's current settings."""
+        force = self.forced(model_id, replica=replica, restart=True)
+        return self.all_accepted(model_runs.restart_all(model_id, self.actor, force=force, replica=replica))

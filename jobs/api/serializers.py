@@ -1,13 +1,13 @@
-"""The shape of operations, logs and the status of the whole on ``/api``."""
+"""Serializers of operations, logs and the status on ``/api``."""
 
 import re
 from typing import Any
 
 from rest_framework import serializers
 
-from jobs import telling
+from jobs import status_text
 from jobs.models import Operation
-from jobs.requests import Accepted
+from jobs.requests.model_runs import Accepted
 from jobs.states import OUTCOME
 from mirbad.api.serializers import CamelSerializer
 from mirbad.kernel import clock
@@ -16,7 +16,7 @@ _SNAKE = re.compile(r"[A-Z]")
 
 
 class ProgressSerializer(CamelSerializer):
-    """How far a stage is; absent numbers are not reported."""
+    """Progress of a stage; absent numbers are not reported."""
 
     text = serializers.CharField(required=False)
     done_bytes = serializers.IntegerField(required=False, allow_null=True)
@@ -24,13 +24,13 @@ class ProgressSerializer(CamelSerializer):
     bytes_per_second = serializers.IntegerField(required=False, allow_null=True)
 
     def to_representation(self, instance: Any) -> Any:
-        """As stored: the column holds the outer names already."""
+        """Return the progress; the column already has the outer names."""
         inner = {_SNAKE.sub(lambda found: f"_{found[0].lower()}", name): value for name, value in instance.items()}
         return super().to_representation(inner)
 
 
 class FailureSerializer(CamelSerializer):
-    """Why an operation failed, or the last try did; `lines` are the engine's last words."""
+    """The failure of an operation, or of its last attempt; `lines` are the engine's last lines."""
 
     code = serializers.CharField(required=False)
     detail = serializers.CharField(required=False)
@@ -45,6 +45,8 @@ class OperationSerializer(CamelSerializer):
     node_id = serializers.CharField(source="node_id_text")
     model_id = serializers.CharField(source="model_id_text")
     actor = serializers.CharField()
+    person = serializers.CharField(help_text="Name of the user or of the token; empty for the master itself.")
+    role = serializers.CharField()
     stage = serializers.CharField()
     stage_since = serializers.DateTimeField(allow_null=True)
     progress = ProgressSerializer()
@@ -54,20 +56,20 @@ class OperationSerializer(CamelSerializer):
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
-    waits_for = serializers.SerializerMethodField("get_waits_for", help_text="What it waits for, in words.")
-    can_cancel = serializers.SerializerMethodField("get_can_cancel", help_text="Whether it can be asked to end now.")
+    waits_for = serializers.SerializerMethodField("get_waits_for", help_text="The reason for the wait, as a sentence.")
+    can_cancel = serializers.SerializerMethodField("get_can_cancel", help_text="True while it can be cancelled.")
 
     def get_waits_for(self, operation: Operation) -> str:
-        """In words."""
-        return telling.waits_for(operation, clock.now())
+        """Return the status text."""
+        return status_text.waits_for(operation, clock.now())
 
     def get_can_cancel(self, operation: Operation) -> bool:
-        """Whether a DELETE is obeyed now."""
-        return not telling.why_no_cancel(operation)
+        """Return whether a DELETE is accepted now."""
+        return not status_text.why_no_cancel(operation)
 
 
 class SkippedSerializer(CamelSerializer):
-    """A replica that was left out, and why."""
+    """A replica that was skipped, and the reason."""
 
     node_ids = serializers.ListField(child=serializers.CharField())
     code = serializers.CharField()
@@ -75,13 +77,13 @@ class SkippedSerializer(CamelSerializer):
 
 
 class AcceptedSerializer(OperationSerializer):
-    """The operation that stands for what was asked of a model, with those of each of its placements."""
+    """The operation that represents the request, with those of each placement."""
 
     operations = OperationSerializer(many=True)
     skipped = SkippedSerializer(many=True)
 
     def to_representation(self, instance: Accepted) -> Any:
-        """The first operation, and beside it all of them."""
+        """Return the first operation, and beside it all of them."""
         return {
             **OperationSerializer(instance.operation).data,
             "operations": OperationSerializer(instance.operations, many=True).data,
@@ -105,9 +107,14 @@ class OperationDetailSerializer(OperationSerializer):
 
 
 class LaunchInputSerializer(CamelSerializer):
-    """How to start. `force` passes over the node's memory check, and over nothing else."""
+    """Options of a start.
+
+    A start that does not fit, or that serves slowly on a CPU, is refused with `confirmation_required` and its figures
+    unless `confirm` is true. `force` asks nothing and skips the node's memory check only.
+    """
 
     force = serializers.BooleanField(default=False)
+    confirm = serializers.BooleanField(default=False)
 
 
 class LogSerializer(CamelSerializer):
@@ -119,7 +126,7 @@ class LogSerializer(CamelSerializer):
 
 
 class ProcessSerializer(CamelSerializer):
-    """A process of the master and the age of its last sign of life; None means that there is none."""
+    """A process of the master and the age of its last heartbeat; null without one."""
 
     name = serializers.CharField()
     alive = serializers.BooleanField()
@@ -127,16 +134,17 @@ class ProcessSerializer(CamelSerializer):
 
 
 class NodeStateSerializer(CamelSerializer):
-    """A node and its shown state."""
+    """A node and its state."""
 
     id = serializers.CharField()
     state = serializers.CharField()
     draining = serializers.BooleanField()
     reasons = serializers.ListField(child=serializers.CharField())
+    reason_codes = serializers.ListField(child=serializers.CharField())
 
 
 class ModelStateSerializer(CamelSerializer):
-    """A model, its shown state, and the open operation on it."""
+    """A model, its state, and its open operation."""
 
     id = serializers.CharField()
     state = serializers.CharField()
@@ -148,7 +156,7 @@ class ModelStateSerializer(CamelSerializer):
 
 
 class StatusSerializer(CamelSerializer):
-    """The whole at a glance."""
+    """The status of the installation."""
 
     version = serializers.CharField()
     broker_problem = serializers.CharField(allow_null=True)

@@ -1,4 +1,4 @@
-"""What ``GET /api/status`` tells: processes, nodes, models, in a constant number of statements."""
+"""Values of ``GET /api/status``: processes, nodes, models. A constant number of statements."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from nodes import queries as node_queries
 
 
 def status() -> dict[str, Any]:
-    """The values of `StatusSerializer`."""
+    """Return the values of `StatusSerializer`."""
     problem, processes = _processes()
     return {
         "version": mirbad.__version__,
@@ -35,7 +35,8 @@ def _nodes() -> list[dict[str, Any]]:
     found = []
     for node in node_queries.rows():
         shown = node_queries.shown_state(node, node.conditions.all())
-        found.append({"id": node.pk, "state": shown.name, "draining": shown.draining, "reasons": shown.reasons})
+        row = {"id": node.pk, "state": shown.name, "draining": shown.draining}
+        found.append({**row, "reasons": shown.reasons, "reason_codes": shown.reason_codes})
     return found
 
 

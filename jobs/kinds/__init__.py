@@ -1,6 +1,8 @@
-"""The literal table of kinds. Kinds do not know each other."""
+"""The literal table of kinds. Kinds do not import each other."""
 
-from jobs.base import Kind
+from pydantic import ValidationError
+
+from jobs.base import AnyKind, AnyStep
 from jobs.kinds import (
     ca_rotation,
     download,
@@ -15,8 +17,9 @@ from jobs.kinds import (
     takeover,
     unplace,
 )
+from jobs.models import Operation
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, AnyKind] = {
     kind.name: kind
     for kind in (
         launch.KIND,
@@ -35,4 +38,15 @@ KINDS: dict[str, Kind] = {
     )
 }
 
-GO_ON_FENCED: frozenset[str] = frozenset(kind.name for kind in KINDS.values() if kind.while_fenced)
+CONTINUE_FENCED: frozenset[str] = frozenset(kind.name for kind in KINDS.values() if kind.while_fenced)
+
+
+def read(operation: Operation) -> tuple[AnyKind, AnyStep] | None:
+    """Return the kind of an operation and its typed data; None when this version knows its kind or data not."""
+    kind = KINDS.get(operation.kind)
+    if kind is None:
+        return None
+    try:
+        return kind, kind.step(operation)
+    except ValidationError:
+        return None

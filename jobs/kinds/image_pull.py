@@ -1,15 +1,13 @@
-"""Bring a container image to a node: checking → pulling → done, or cancelling → the end.
+"""Pull a container image to a node: checking → pulling → done, or cancelling → the end.
 
-The node's Docker Engine does the work; this follows it, and asks again when its agent was restarted.
+The node's Docker Engine does the work; this follows it, and requests it again when the agent was restarted.
 """
 
 from agent.wire.images import PullRequest, PullState
-from audit import log as audit_log
-from jobs import artifacts
-from jobs.base import Cancelled, Done, Go, Kind, Outcome, Step, Wait
-from jobs.states import CANCELLED, FAILED, SUCCEEDED
+from jobs.base import Audit, Cancelled, Display, Done, Go, Kind, OperationData, Outcome, Stage, Step, Wait
+from jobs.steps import artifacts
+from jobs.steps.artifacts import TransferState
 from mirbad.kernel import clock
-from mirbad.kernel.actor import Actor
 
 NAME = "image-pull"
 CHECKING = "checking"
@@ -17,41 +15,46 @@ PULLING = "pulling"
 CANCELLING = "cancelling"
 
 
-def _pulling(step: Step) -> Outcome:
+class ImagePullInput(OperationData):
+    """The image by its full reference."""
+
+    reference: str
+
+
+ImagePullStep = Step[ImagePullInput, TransferState]
+
+
+def _pulling(step: ImagePullStep) -> Outcome:
     if step.cancel_requested:
-        return Go(CANCELLING, "Ending the pull.")
-    view, state = artifacts.pull(step, step.operation_id, PullRequest(image=str(step.input["reference"])))
+        return Go(CANCELLING, "Cancelling the pull.")
+    wanted = PullRequest(image=step.input.reference)
+    view, turn = artifacts.pull(step.node_id, step.operation_id, wanted, key=step.key, turn=step.state.turn)
     if view.state is PullState.READY:
         return Done(f"{view.image} is on node {step.node_id}.", {"image": view.image})
-    return Wait(artifacts.LOOK_SECONDS, artifacts.pull_progress(view), state | {"seen": clock.now().isoformat()})
+    state = step.state.changed(turn=turn, answered_at=clock.now())
+    return Wait(artifacts.LOOK_SECONDS, artifacts.pull_progress(view), state)
 
 
-def _cancelling(step: Step) -> Outcome:
-    artifacts.cancel_pull(step, step.operation_id, step.key())
-    return Cancelled("The pull has ended; layers that had come whole are kept by Docker for the next one.")
+def _cancelling(step: ImagePullStep) -> Outcome:
+    artifacts.cancel_pull(step.node_id, step.operation_id, step.key())
+    return Cancelled("The pull is cancelled; Docker keeps the complete layers for the next one.")
 
 
-def _ended(step: Step, outcome: str, code: str) -> None:
-    results = {SUCCEEDED: "succeeded", FAILED: "failed", CANCELLED: "failed"}
-    audit_log.record(
-        "download",
-        Actor(step.actor),
-        node_id=step.node_id,
-        operation_id=step.operation_id,
-        target=str(step.input.get("reference", "")),
-        result=results[outcome],
-        error_code=code or ("cancelled" if outcome == CANCELLED else ""),
-        detail="container image",
-    )
+def _reference(step: ImagePullStep) -> str:
+    return step.input.reference
 
 
 KIND = Kind(
     name=NAME,
-    lane="work",
-    stages={
-        CHECKING: artifacts.patient(artifacts.check_node(PULLING)),
-        PULLING: artifacts.patient(_pulling),
-        CANCELLING: artifacts.patient(_cancelling),
-    },
-    ended=_ended,
+    title="Image pull",
+    concurrency_group="work",
+    Input=ImagePullInput,
+    State=TransferState,
+    stages=(
+        Stage(CHECKING, "Check the node", artifacts.patient(artifacts.check_node(PULLING))),
+        Stage(PULLING, "Pull the image", artifacts.patient(_pulling)),
+        Stage(CANCELLING, "Cancel the pull", artifacts.patient(_cancelling), aside=True),
+    ),
+    audit=Audit("download", target=_reference, detail=lambda *_: "container image"),
+    display=Display(subject=_reference),
 )

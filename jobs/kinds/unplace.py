@@ -1,28 +1,28 @@
-"""Take a model off its nodes: stopping (each engine is stopped, then its place given up) → done. Its folder stays.
+"""Unplace a model: stopping (each engine is stopped, then its placement removed) → done. Its folder stays.
 
-A node that is away is waited for a while; then the model stays where it is.
+A node that is away is waited for, for a limited time; then the model stays placed there.
 """
 
-from dataclasses import replace
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from django.db import transaction
 
-from audit import log as audit_log
-from jobs import instances, ledger
-from jobs.base import Cancelled, Done, Kind, Outcome, Step, Wait
+from jobs import ledger
+from jobs.base import Audit, Cancelled, Done, Kind, Moment, OperationData, Outcome, Stage, Step, Wait
 from jobs.errors import StepFailed
 from jobs.queries import open_operation
-from jobs.states import CANCELLED, SUCCEEDED
+from jobs.states import SUCCEEDED
+from jobs.steps import instances
+from jobs.steps.instances import Engine
 from mirbad.kernel import clock
-from mirbad.kernel.actor import Actor
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError, NotFound
 from models_app import holds
 from models_app.models import Placement
-from models_app.placement import apply, reconcile
+from models_app.placement import apply, gpu_conditions
 from nodes import queries as node_queries
 from nodes.errors import NodeRevoked
 
@@ -30,67 +30,83 @@ NAME = "unplace"
 STOPPING = "stopping"
 
 
+class UnplaceInput(OperationData):
+    """`placements` are removed; `node_id` is the node that the request named, if it named one."""
+
+    placements: tuple[UUID, ...] = ()
+    node_id: str = ""
+
+
+class UnplaceState(OperationData):
+    """`since` is when the stop of each placement began; `unplaced` are the nodes so far."""
+
+    since: Mapping[str, Moment] = {}
+    unplaced: tuple[str, ...] = ()
+
+
+UnplaceStep = Step[UnplaceInput, UnplaceState]
+
+
 def hold_id(operation_id: str) -> str:
-    """The id under which an unplace holds its model."""
+    """Return the id under which an unplace holds its model."""
     return f"unplace-{operation_id}"
 
 
-def _stopping(step: Step) -> Outcome:
+def _stopping(step: UnplaceStep) -> Outcome:
     if step.cancel_requested:
-        return Cancelled("Ended; what was stopped or taken off its node stays so.")
-    left = Placement.objects.filter(pk__in=[UUID(pk) for pk in step.input["placements"]]).order_by("node_id_text")
+        return Cancelled("Cancelled; stopped models stay stopped, removed placements stay removed.")
+    left = Placement.objects.filter(pk__in=step.input.placements).order_by("node_id_text")
     placement = left.first()
     if placement is None:
-        return Done("It stands on no node of those any more; its weights stay there.", _result(step))
-    since = dict(step.state.get("since", {}))
-    began = datetime.fromisoformat(since.setdefault(str(placement.pk), clock.now().isoformat()))
+        return Done("The model is unplaced; its weights stay on the node.", _result(step))
+    began = step.state.since.get(str(placement.pk)) or clock.now()
+    state = step.state.changed(since={**step.state.since, str(placement.pk): began})
     how = _stop(step, placement, clock.now() - began)
     if how is None:
-        text = _waiting(placement.node_id_text) or f"Stopping it on node {placement.node_id_text}."
-        return Wait(settings().moves_poll_interval.total_seconds(), {"text": text}, {"since": since})
+        text = _waiting(placement.node_id_text) or f"Stopping the engine on node {placement.node_id_text}."
+        return Wait(settings().moves_poll_interval.total_seconds(), {"text": text}, state)
     with transaction.atomic():
-        apply.take_off(placement, Actor(step.actor), how)
-        reconcile.note_missing_gpus(placement.node_id_text)
-    taken = [*step.state.get("unplaced", []), placement.node_id_text]
-    return Wait(0.0, {"text": f"{placement.node_id_text}: {how}."}, {"since": since, "unplaced": taken})
+        apply.remove_placement(placement, step.actor, how)
+        gpu_conditions.refresh(placement.node_id_text)
+    state = state.changed(unplaced=(*state.unplaced, placement.node_id_text))
+    return Wait(0.0, {"text": f"{placement.node_id_text}: {how}."}, state)
 
 
-def _stop(step: Step, placement: Placement, waited: timedelta) -> str | None:
-    """How the engine came to be off, for the audit line; None while it still ends. StepFailed when it does not."""
+def _stop(step: UnplaceStep, placement: Placement, waited: timedelta) -> str | None:
+    """Return the fate of the engine, for the audit line; None while it is stopping. StepFailed at a timeout."""
     try:
         node_queries.require_serving(placement.node_id_text)
     except (NodeRevoked, NotFound):
-        return "taken off a node that is gone"
+        return "unplaced; its node is gone"
     except MirbadError as error:
         _require_patience(placement, waited, StepFailed(error.code, error.detail, final=False))
         return None
     with transaction.atomic():
-        apply.want_stopped(placement)
+        apply.set_desired_stopped(placement)
         opened = open_operation("run", "placement", str(placement.pk))
         if opened is not None:
             ledger.ask_to_cancel(opened)
     if opened is not None and waited <= settings().moves_stop_timeout:
         return None
-    about = replace(step, target_id=str(placement.pk), node_id=placement.node_id_text)
+    engine = Engine(placement.node_id_text, str(placement.pk))
     try:
-        asked = instances.stop(about, f"{step.key()}:{placement.pk}")
-        view = instances.look(about) if asked is not None else None
+        view = instances.stop(engine, f"{step.key()}:{placement.pk}")
     except StepFailed as failure:
         if failure.final:
             raise
         _require_patience(placement, waited, failure)
         return None
-    if view is None or view.state in instances.FINAL:
-        return "stopped and taken off; its folder stays"
+    if view is None:
+        return "stopped and unplaced; its folder stays"
     if waited > settings().moves_stop_timeout:
         seconds = settings().moves_stop_timeout.total_seconds()
-        text = f"The engine on node {placement.node_id_text} did not end within {seconds:.0f} s and stays there."
-        raise StepFailed("stop_timeout", f"{text} Try again, or look at the node.", final=True, lines=view.last_lines)
+        text = f"The engine on node {placement.node_id_text} did not stop within {seconds:.0f} s and stays there."
+        raise StepFailed("stop_timeout", f"{text} Try again, or check the node.", final=True, lines=view.last_lines)
     return None
 
 
 def _waiting(node_id: str) -> str:
-    """Why the node cannot be asked for anything now; "" when it can."""
+    """Return the reason why the node cannot be commanded now; "" when it can."""
     try:
         node_queries.require_serving(node_id)
     except MirbadError as error:
@@ -100,28 +116,26 @@ def _waiting(node_id: str) -> str:
 
 def _require_patience(placement: Placement, waited: timedelta, failure: StepFailed) -> None:
     if waited > settings().moves_resume_node_wait:
-        text = f"{failure.detail} The model stays on node {placement.node_id_text}; unplace it once the node is back."
+        text = f"{failure.detail} It stays placed on node {placement.node_id_text}; unplace it once the node is back."
         raise StepFailed(failure.step_code, text, final=True)
 
 
-def _result(step: Step) -> dict[str, Any]:
-    return {"nodeIds": list(step.state.get("unplaced", []))}
+def _result(step: UnplaceStep) -> dict[str, Any]:
+    return {"nodeIds": list(step.state.unplaced)}
 
 
-def _ended(step: Step, outcome: str, code: str) -> None:
+def _release(step: UnplaceStep, _outcome: str, _code: str) -> None:
     holds.release(step.model_id, hold_id(step.operation_id))
-    if outcome == SUCCEEDED:
-        # Each place that was given up has its line.
-        return
-    audit_log.record(
-        "model.unplace",
-        Actor(step.actor),
-        node_id=step.node_id,
-        model_id=step.model_id,
-        operation_id=step.operation_id,
-        result="failed",
-        error_code=code or ("cancelled" if outcome == CANCELLED else ""),
-    )
 
 
-KIND = Kind(name=NAME, lane="placement", stages={STOPPING: _stopping}, ended=_ended)
+KIND = Kind(
+    name=NAME,
+    title="Unplace",
+    concurrency_group="placement",
+    Input=UnplaceInput,
+    State=UnplaceState,
+    stages=(Stage(STOPPING, "Stop and unplace the model", _stopping),),
+    # After a success, each placement that was removed has its own line.
+    audit=Audit("model.unplace", applies=lambda _, outcome: outcome != SUCCEEDED),
+    on_end=_release,
+)

@@ -1,1 +1,1 @@
-"""Loops: thin drivers of one-step functions. Each says whether there was work."""
+"""Loops: thin drivers of one-step functions. Each returns whether there was work."""

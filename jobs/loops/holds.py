@@ -1,6 +1,6 @@
-"""Lets go of models whose holder is over: a hold is taken with its operation and must not outlive it.
+"""Releases the holds of ended operations: a hold is taken with its operation and must not outlive it.
 
-Whoever holds a model names itself so that its operation can be found: ``move-<operation>``, ``unplace-<operation>``,
+The id of a holder names its operation: ``move-<operation>``, ``unplace-<operation>``,
 ``job-<operation>``, ``restore-<operation>-<model>``, or the operation's id alone.
 """
 
@@ -16,11 +16,11 @@ from models_app.models import Hold
 log = structlog.get_logger(__name__)
 
 YOUNG = timedelta(seconds=30)
-"""A hold may be taken a moment before its operation can be read."""
+"""A hold may be taken shortly before its operation can be read."""
 
 
 def release_stale_once() -> int:
-    """Release every hold whose operation is over, or is not known any more; how many."""
+    """Release every hold of an operation that is over or unknown, and return how many."""
     rows = list(Hold.objects.filter(since__lt=clock.now() - YOUNG))
     owners = {row.model_id: owner_of(row) for row in rows}
     open_ids = set(
@@ -30,11 +30,11 @@ def release_stale_once() -> int:
     for row in rows:
         if owners[row.model_id] not in open_ids and holds.release(row.model_id, row.holder_id):
             released += 1
-            log.warning("released a hold whose owner is over", model=row.model_id, holder=row.holder_id)
+            log.warning("released the hold of an ended operation", model=row.model_id, holder=row.holder_id)
     return released
 
 
 def owner_of(hold: Hold) -> str:
-    """The id of the operation that holds the model."""
+    """Return the id of the operation that holds the model."""
     name = hold.holder_id.removeprefix(f"{hold.holder_kind}-")
     return name.removesuffix(f"-{hold.model_id}") if hold.holder_kind == "restore" else name

@@ -1,10 +1,10 @@
-"""Renews the certificates of nodes in time, and says of those that could not be renewed that they will expire."""
+"""Renews the certificates of nodes in time, and raises an alarm for those that will expire."""
 
 import structlog
 
-from jobs import identity
 from jobs.kinds import rotate_cert
 from jobs.models import Operation
+from jobs.requests import identity
 from jobs.states import FAILED
 from mirbad.kernel import clock
 from mirbad.kernel.actor import system
@@ -18,33 +18,33 @@ log = structlog.get_logger(__name__)
 
 PKI = system("pki")
 AT_ONCE = 20
-"""Renewals begun in one look: a fleet that was set up in one day is not renewed in one minute."""
+"""Renewals begun in one run: a fleet that was set up in one day is not renewed in one minute."""
 
 
 def renew_once() -> int:
-    """Ask for a renewal of every certificate that is due on a node that serves; how many were asked for."""
+    """Request a renewal of every due certificate on nodes that serve, and return how many."""
     if fencing.is_fenced():
         return 0
     _note_late()
     due = renewal.due(clock.now())
     waiting = _not_before(due)
     serving = set(Node.objects.serving().filter(pk__in=due).values_list("pk", flat=True))
-    asked = 0
+    requested = 0
     for node_id in due:
-        if node_id not in serving or node_id in waiting or asked >= AT_ONCE:
+        if node_id not in serving or node_id in waiting or requested >= AT_ONCE:
             continue
         try:
             identity.rotate(node_id, PKI)
         except MirbadError as error:
             log.info("a certificate cannot be renewed now", node=node_id, code=error.code, reason=error.detail)
             continue
-        asked += 1
-    return asked
+        requested += 1
+    return requested
 
 
 def _not_before(node_ids: list[str]) -> set[str]:
-    """Nodes with an identity operation under way, or whose last renewal failed a short while ago; one statement."""
-    rows = Operation.objects.filter(lane="identity", target_kind="node", target_id__in=node_ids)
+    """Return the nodes with an open identity operation, or a renewal that failed recently. One statement."""
+    rows = Operation.objects.filter(concurrency_group="identity", target_kind="node", target_id__in=node_ids)
     recent = clock.now() - renewal.retry_after()
     return {
         row.target_id
@@ -54,12 +54,12 @@ def _not_before(node_ids: list[str]) -> set[str]:
 
 
 def _note_late() -> None:
-    """Keep the alarm of each approved node in step with its certificate, whether or not the node answers."""
-    told = set(NodeCondition.objects.filter(source="certificate").values_list("node_id", flat=True))
+    """Keep the alarm of each approved node in step with its certificate, also of offline nodes."""
+    alarmed = set(NodeCondition.objects.filter(source="certificate").values_list("node_id", flat=True))
     pins = NodePin.objects.filter(slot=NodePin.CURRENT, node__lifecycle=APPROVED)
     alarming = conditions.certificate_alarm_at(clock.now())
     for node_id, not_after in pins.filter(cert_not_after__lte=alarming).values_list("node_id", "cert_not_after"):
-        told.discard(node_id)
+        alarmed.discard(node_id)
         conditions.note_certificate(node_id, not_after)
-    for node_id in told:
+    for node_id in alarmed:
         conditions.note_certificate(node_id, None)

@@ -1,16 +1,17 @@
-"""Starts what should run and does not: after a machine's reboot, or when the master comes up again.
+"""Starts models that should run and do not: after a reboot of their machine, or when the master starts.
 
-One start a node at a time, in turn with every other start there. What waits is in the running set of its node, in the
-database: it outlives a master that ends in the middle. What failed, and what ended while its machine stayed up, is
-never started again by itself: a model that dies is no endless loop.
+One start per node at a time, in turn with every other start there. The queue is the running set of each node, in the
+database: it survives a master that ends in the middle. An engine that ended while its machine stayed up is left to
+`restarts`, which counts.
 """
 
 import structlog
 from django.db import transaction
 
+from agent.wire.instances import InstanceState
 from audit import log as audit_log
-from jobs import recovery
 from jobs.queries import unfinished
+from jobs.requests import recovery
 from mirbad.kernel.actor import system
 from mirbad.kernel.errors import MirbadError
 from models_app import intents
@@ -26,27 +27,27 @@ AUTOSTART = system("autostart")
 
 _WHY = {
     RunningIntent.SEEN: "It ran before its node was restarted.",
-    RunningIntent.ASKED: "Its node could not be given the start before.",
+    RunningIntent.ASKED: "Its node was not reachable for the start before.",
     RunningIntent.AUTOSTART: "It is marked to start with the master.",
 }
 
 
 def resume_once() -> int:
-    """Open a launch for what waits for one, one a node at a time; how many were opened."""
+    """Open a launch for each waiting model, one per node at a time, and return how many."""
     opened = 0
     if fencing.is_fenced():
         return opened
     if broken := intents.note_unreadable():
-        log.error("the running set of nodes cannot be read; nothing is started there by itself", nodes=sorted(broken))
+        log.error("the running set of nodes cannot be read; nothing starts there automatically", nodes=sorted(broken))
     busy = _busy_nodes()
     for intent in intents.pending():
         placement = intent.placement
         autostart = intent.cause == RunningIntent.AUTOSTART
-        # The shards of one replica start together, or not at all: `replicas` sees to those.
+        # The shards of one replica start together, or not at all: `replicas` starts those.
         if placement.shards > 1 or placement.node_id_text in busy or (_is_held(placement) and not autostart):
             continue
         try:
-            operation = recovery.launch_again(placement, AUTOSTART, _WHY[intent.cause], even_held=autostart)
+            operation = recovery.launch_again(placement, AUTOSTART, _why(intent), even_held=autostart)
         except MirbadError as error:
             log.info("a model that should run waits", model=placement.model_id, code=error.code, reason=error.detail)
             continue
@@ -58,12 +59,19 @@ def resume_once() -> int:
     return opened
 
 
-def autostart() -> int:
-    """The master comes up: models that are marked to start with it are wanted, even if they were stopped; how many.
+def _why(intent: RunningIntent) -> str:
+    """Return why a model starts; an engine that was lost says it itself."""
+    placement = intent.placement
+    lost = placement.observed_view.get("state") == InstanceState.LOST.value
+    return placement.observed_reason or _WHY[intent.cause] if lost else _WHY[intent.cause]
 
-    They are only marked here, and so is what should run on this machine: the end of the last run stopped it.
-    `resume_once` starts each once its node has been seen. A hold does not count here, so that one that was left keeps
-    no model down; an operation that is still at work on a model's place does.
+
+def autostart() -> int:
+    """Set models that start with the master to desired running, even if they were stopped; return how many.
+
+    They are only marked here, and so are models that should run on this machine: the end of the last run stopped them.
+    `resume_once` starts each once its node was observed. A hold is ignored here, so that a stale one keeps no model
+    down; an open operation on a model's placement is not.
     """
     marked = 0
     if fencing.is_fenced():
@@ -76,7 +84,7 @@ def autostart() -> int:
         if recovery.is_being_placed(placement.model_id):
             continue
         with transaction.atomic():
-            if apply.want_running(placement, ""):
+            if apply.set_desired_running(placement, ""):
                 intents.ask([placement], RunningIntent.AUTOSTART)
                 marked += 1
                 audit_log.record(
@@ -95,6 +103,6 @@ def _is_held(placement: Placement) -> bool:
 
 
 def _busy_nodes() -> set[str]:
-    """Nodes on which a model starts, or has a start or a stop open."""
+    """Return the nodes on which a model starts, or has an open start or stop."""
     starting = Placement.objects.filter(observed=STARTING).values_list("node_id_text", flat=True)
-    return set(starting) | set(unfinished().filter(lane="run").values_list("node_id_text", flat=True))
+    return set(starting) | set(unfinished().filter(concurrency_group="run").values_list("node_id_text", flat=True))

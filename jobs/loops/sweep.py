@@ -1,17 +1,17 @@
-"""Rings for what is due. A lost ring, a killed worker or an emptied broker costs a moment, never an operation."""
+"""The sweep: enqueues due operations. A lost signal, a killed worker or an emptied broker costs time only."""
 
 from jobs import ledger
 from jobs.base import STEP
-from jobs.kinds import GO_ON_FENCED
+from jobs.kinds import CONTINUE_FENCED
 from nodes import fencing
 
 
 def sweep_once() -> int:
-    """Ring for every operation that is due and that nobody holds; how many. Stops when the broker is away."""
-    rung = 0
-    # While this master is fenced nothing else may go on, and rings for what waits would only fill the queue.
-    for operation_id in ledger.due_ids(kinds=GO_ON_FENCED if fencing.is_fenced() else None):
-        if not STEP.ring(operation_id):
+    """Enqueue every operation that is due and not leased, and return how many. Ends when the broker is away."""
+    enqueued = 0
+    # While this master is fenced nothing else may continue, and signals for the rest would only fill the queue.
+    for operation_id in ledger.due_ids(kinds=CONTINUE_FENCED if fencing.is_fenced() else None):
+        if not STEP.enqueue(operation_id):
             break
-        rung += 1
-    return rung
+        enqueued += 1
+    return enqueued

@@ -1,7 +1,7 @@
-"""The watcher: keeps a line to every node and writes down what comes over it. It decides nothing.
+"""The watcher: holds an event stream to every node and writes the reports that arrive. It decides nothing.
 
-One watcher at a time, by a lease. One asyncio task a node: an approved node is connected and its events are followed;
-one that waits for approval is asked who it is now and then. The database is asked in threads beside the loop.
+One watcher at a time, by a lease. One asyncio task per node: an approved node is connected and its events are followed;
+one that waits for approval is probed from time to time. Database calls run in threads beside the loop.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from jobs.loops.reports import Reports
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from models_app import running
-from models_app.placement import reconcile
+from models_app.placement import gpu_conditions
 from nodes import leases, reachability
 from nodes.link import client, health
 from nodes.models import MasterIdentity, Node
@@ -33,19 +33,19 @@ ROUND_SECONDS = 1.0
 PENDING_SECONDS = 5.0
 CONNECTS_AT_ONCE = 32
 RECONNECTS_AT_ONCE = 128
-"""Nodes that did not answer last time may wait for their time-outs, many at once, without being in others' way."""
+"""Nodes that did not answer last time may wait for their time-outs, many at once, without delaying others."""
 
 LATE_SECONDS = 5.0
-"""A round so late means that this process was held up, so that silence of a node proves nothing."""
+"""A round this late means that the process was held up, so that silence of a node proves nothing."""
 
 _PAUSE_SECONDS = (0.5, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What decides whether a node's task goes on as it is: another value ends it and begins a new one.
+    """The values that a node's task depends on: with others it is replaced by a new one.
 
-    `claim` is the master's own: after a takeover every node is asked to obey it at once, and not at its next command.
+    `claim` is the master's own: after a takeover every node gets it at once, and not with its next command.
     """
 
     lifecycle: str
@@ -56,7 +56,7 @@ class Watched:
 
 
 def to_watch() -> dict[str, Watched]:
-    """Every node that is approved or waits for approval; two statements."""
+    """Return every node that is approved or waits for approval. Two statements."""
     claim = MasterIdentity.objects.values_list("epoch", "instance_id").first()
     rows = Node.objects.filter(lifecycle__in=(APPROVED, PENDING)).values_list(
         "pk", "lifecycle", "address", "port", "uid"
@@ -66,7 +66,7 @@ def to_watch() -> dict[str, Watched]:
 
 @dataclass(slots=True)
 class Watcher:
-    """One run of the watcher. `stop` ends it; `is_healthy` says whether its rounds go on."""
+    """One run of the watcher. `stop` ends it; `is_healthy` is for its heartbeat."""
 
     owner: str = field(default_factory=leases.owner_name)
     _tasks: dict[str, tuple[Watched, asyncio.Task[None]]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Watcher:
         self._stopping.set()
 
     def is_healthy(self) -> bool:
-        """Whether a round ended lately; for the heartbeat, from any thread."""
+        """Return whether a round ended recently; for the heartbeat, from any thread."""
         return clock.monotonic() - self._last_round < 10 * ROUND_SECONDS
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class Watcher:
             await self._drop_if_lease_is_doubtful()
 
     async def round(self) -> bool:
-        """Take or renew the lease, then begin and end tasks as the nodes' rows say; False without the lease."""
+        """Take or renew the lease, then begin and end tasks by the nodes' rows; False without the lease."""
         if not await client.in_thread(lambda: leases.take(LEASE, self.owner, LEASE_LIFE)):
             self._reports.clear()
             await self._end_all()
@@ -117,23 +117,23 @@ class Watcher:
             return False
         await self._write_down()
         await self._note_silence()
-        wanted = await client.in_thread(to_watch)
+        expected = await client.in_thread(to_watch)
         for node_id in [
-            node_id for node_id, (seen, task) in self._tasks.items() if self._is_over(node_id, seen, task, wanted)
+            node_id for node_id, (known, task) in self._tasks.items() if self._is_over(node_id, known, task, expected)
         ]:
             await self._end(node_id)
-        for node_id, watched in wanted.items():
+        for node_id, watched in expected.items():
             if node_id not in self._tasks:
                 self._begin(node_id, watched)
         self._last_round = clock.monotonic()
         return True
 
     @staticmethod
-    def _is_over(node_id: str, seen: Watched, task: asyncio.Task[None], wanted: dict[str, Watched]) -> bool:
-        return task.done() or wanted.get(node_id) != seen
+    def _is_over(node_id: str, known: Watched, task: asyncio.Task[None], expected: dict[str, Watched]) -> bool:
+        return task.done() or expected.get(node_id) != known
 
     def _begin(self, node_id: str, watched: Watched) -> None:
-        tend = self._follow if watched.lifecycle == APPROVED else self._ask
+        tend = self._follow if watched.lifecycle == APPROVED else self._probe_pending
         task = asyncio.create_task(self._tend(node_id, tend), name=f"watch-{node_id}")
         self._tasks[node_id] = (watched, task)
 
@@ -157,15 +157,15 @@ class Watcher:
         try:
             await self._write_down()
         except Exception:
-            # The process ends: what was heard last is heard again by the next one.
-            log.exception("the last reports could not be written down")
+            # The process ends: the next one receives the last reports again.
+            log.exception("the last reports could not be written")
 
     async def _write_down(self) -> None:
         words = self._reports.take()
         if not words:
             return
         try:
-            # By the writer, as all else that locks nodes here: two that lock several could wait for each other.
+            # In the writer, like everything that locks nodes here: two writers of several nodes could deadlock.
             for chunk in reports.chunks(words):
                 self._refused.update(await client.in_writer(partial(reports.write, chunk)))
         except BaseException:
@@ -173,16 +173,16 @@ class Watcher:
             raise
 
     async def _note_silence(self) -> None:
-        """Nodes that were not heard for 15 seconds are lost, whatever their lines are doing at the moment."""
+        """Write the loss of nodes that sent nothing for 15 seconds, in any state of their streams."""
         now = clock.monotonic()
         if now - self._last_round > LATE_SECONDS:
-            # What came meanwhile was not read yet.
+            # Reports of the meantime were not read yet.
             self._heard.update(dict.fromkeys(self._heard, now))
             return
         limit = now - reachability.OFFLINE_AFTER.total_seconds()
         for node_id in [node_id for node_id, at in self._heard.items() if at <= limit]:
             del self._heard[node_id]
-            await self._lose(node_id, self._broken.get(node_id, "Nothing was heard of the node for 15 seconds."))
+            await self._lose(node_id, self._broken.get(node_id, "The node sent nothing for 15 seconds."))
 
     async def _drop_if_lease_is_doubtful(self) -> None:
         if clock.monotonic() - self._last_round > LEASE_LIFE.total_seconds():
@@ -197,10 +197,10 @@ class Watcher:
             except MirbadError as error:
                 await self._lose(node_id, error.detail)
             except Exception:
-                # A node's edge: whatever its line does must not end its task, nor those of the others.
-                log.exception("the line to a node broke in a way that nobody foresaw", node=node_id)
-                await self._lose(node_id, "The line broke; the watcher's log says why.")
-            # A line that held for a while is made anew at once; one that breaks at once, ever more slowly.
+                # A node's edge: an error of its stream must not end its task, nor those of others.
+                log.exception("unexpected error in the stream of a node", node=node_id)
+                await self._lose(node_id, "The event stream broke; see the watcher's log.")
+            # A stream that lasted a while is reconnected at once; one that breaks at once, ever more slowly.
             pause = _PAUSE_SECONDS[0] if clock.monotonic() - began > longest else min(pause * 2, longest)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the load, guards nothing
 
@@ -210,10 +210,10 @@ class Watcher:
         try:
             await client.in_writer(lambda: reports.write_loss(node_id, reason, words))
         except Exception:
-            # The same edge: the next try writes it down.
-            log.exception("the loss of a node could not be written down", node=node_id)
+            # The same edge: the next try writes it.
+            log.exception("the loss of a node could not be written", node=node_id)
 
-    async def _ask(self, node_id: str) -> None:
+    async def _probe_pending(self, node_id: str) -> None:
         while True:
             async with self._connects:
                 await health.aprobe(node_id)
@@ -242,7 +242,7 @@ class Watcher:
 
     async def _read_again(self, node_id: str, capabilities_seq: int) -> None:
         await health.arefresh(node_id, capabilities_seq)
-        await client.in_thread(lambda: reconcile.note_missing_gpus(node_id))
+        await client.in_thread(lambda: gpu_conditions.refresh(node_id))
 
 
 def _take_instance(node_id: str, event: Event) -> Callable[[], int]:

@@ -1,27 +1,31 @@
-"""A durable operation and what happened to it."""
+"""A durable operation and its timeline."""
 
 from django.db import models
 
-from jobs.states import LANES, OUTCOME
+from jobs.states import CONCURRENCY_GROUPS, OUTCOME
+from mirbad.kernel.actor import Actor
 from mirbad.kernel.ids import new_operation_id
 
 
 class Operation(models.Model):
-    """Something that takes more than one request. The row is the truth; the task queue only rings.
+    """A unit of work that takes more than one request. The row is the truth; the task queue only signals.
 
-    A worker takes a step by one UPDATE (fence + 1, lease), does one idempotent effect, and writes the next stage only
-    while its fence still stands. `input` is frozen at creation. Steps are due when `next_run_at` has come and no lease
-    holds.
+    A worker claims a step by one UPDATE (fence + 1, lease), does one idempotent effect, and writes the next stage only
+    while the fence is still its own. `input` is frozen at creation. A step is due once `next_run_at` has passed and no
+    lease is held.
     """
 
     id = models.CharField(primary_key=True, max_length=40, default=new_operation_id)
     kind = models.CharField(max_length=24)
-    lane = models.CharField(max_length=12, choices=[(lane, lane) for lane in LANES])
+    concurrency_group = models.CharField(max_length=12, choices=[(group, group) for group in CONCURRENCY_GROUPS])
     target_kind = models.CharField(max_length=12)
     target_id = models.CharField(max_length=64)
     node_id_text = models.CharField(max_length=40, blank=True, default="", db_index=True)
     model_id_text = models.CharField(max_length=64, blank=True, default="", db_index=True)
     actor = models.CharField(max_length=80)
+    person = models.CharField(max_length=150, blank=True, default="", help_text="Name of the user or of the token.")
+    role = models.CharField(max_length=10, blank=True, default="")
+    address = models.CharField(max_length=64, blank=True, default="", help_text="Address that the request came from.")
     input = models.JSONField(default=dict)
     stage = models.CharField(max_length=40)
     stage_since = models.DateTimeField(null=True, blank=True)
@@ -43,9 +47,9 @@ class Operation(models.Model):
         ordering = ("-id",)
         constraints = [
             models.UniqueConstraint(
-                fields=("lane", "target_kind", "target_id"),
+                fields=("concurrency_group", "target_kind", "target_id"),
                 condition=models.Q(finished_at__isnull=True),
-                name="one_open_operation_per_lane_and_target",
+                name="one_open_operation_per_group_and_target",
             ),
             models.CheckConstraint(condition=models.Q(outcome__in=OUTCOME.states), name="operation_outcome_known"),
         ]
@@ -53,6 +57,11 @@ class Operation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target_id} ({self.stage})"
+
+    @property
+    def requested_by(self) -> Actor:
+        """The actor of the request, with person, role and address."""
+        return Actor(self.actor, self.person, self.role, self.address)
 
 
 class OperationEvent(models.Model):

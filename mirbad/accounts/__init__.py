@@ -1,1 +1,1 @@
-"""People and programs that administer Mirbad: roles, log-in, admin API tokens."""
+"""People and programs that administer Mirbad: roles, log-in, admin tokens."""

@@ -11,5 +11,5 @@ class AccountsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Makes the system checks known."""
+        """Register the system checks."""
         from mirbad import checks  # noqa: F401  importing registers them

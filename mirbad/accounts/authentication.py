@@ -14,16 +14,16 @@ SCHEME = "Bearer"
 
 
 class TokenBearer(AnonymousUser):
-    """Whoever holds a token that belongs to no person."""
+    """The holder of a token that belongs to no person."""
 
     @property
     def is_authenticated(self) -> bool:  # type: ignore[override]
-        """A bearer is known, unlike the anonymous user."""
+        """True: a bearer is known, unlike the anonymous user."""
         return True
 
     @property
     def is_anonymous(self) -> bool:  # type: ignore[override]
-        """The other half of `is_authenticated`."""
+        """False, the opposite of `is_authenticated`."""
         return False
 
 
@@ -31,15 +31,15 @@ class AdminTokenAuthentication(BaseAuthentication):
     """``Authorization: Bearer mbt_…``. `request.auth` is the AdminToken; its role counts, not the user's."""
 
     def authenticate(self, request: Request) -> tuple[Any, AdminToken] | None:
-        """The bearer, or None when the header is absent. Raises AuthenticationFailed (401) for a dead token."""
+        """Return the bearer, None when the header is absent. Raises AuthenticationFailed (401) for an invalid token."""
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != SCHEME.lower():
             return None
         token = tokens.find(secret.strip())
         if token is None:
-            raise AuthenticationFailed("This admin token is unknown, expired or revoked. Make a new one.")
+            raise AuthenticationFailed("This admin token is unknown, expired or revoked. Create a new one.")
         return token.owner or TokenBearer(), token
 
     def authenticate_header(self, request: Request) -> str:
-        """What a 401 asks for."""
+        """Return the scheme that a 401 requests."""
         return f'{SCHEME} realm="mirbad"'

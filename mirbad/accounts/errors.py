@@ -3,7 +3,8 @@
 MirbadError
 ├── ReauthenticationFailed       403 reauthentication_failed
 ├── WrongPassword                403 wrong_password
-└── TooManyLogins                429 rate_limited
+├── TooManyLogins                429 rate_limited
+└── WeakPassword                 422 weak_password
 """
 
 from mirbad.kernel.errors import MirbadError
@@ -17,14 +18,21 @@ class ReauthenticationFailed(MirbadError):
 
 
 class WrongPassword(MirbadError):
-    """Name and password do not belong together."""
+    """Wrong user name or password."""
 
     code = "wrong_password"
     http_status = 403
 
 
 class TooManyLogins(MirbadError):
-    """Too many wrong passwords from one client."""
+    """Too many attempts to log in, by one client or under one name."""
 
     code = "rate_limited"
     http_status = 429
+
+
+class WeakPassword(MirbadError):
+    """A new password breaks a rule."""
+
+    code = "weak_password"
+    http_status = 422

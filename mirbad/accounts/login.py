@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from axes.helpers import get_failure_limit
 from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView, LogoutView, redirect_to_login
 from django.core.exceptions import PermissionDenied
@@ -13,72 +12,82 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 
 from audit import log as audit
-from mirbad.accounts import actors
+from mirbad.accounts import actors, attempts
 from mirbad.accounts.errors import ReauthenticationFailed, TooManyLogins, WrongPassword
+from mirbad.accounts.hashing import HashingBusy
 from mirbad.accounts.people import login_is_disabled
 from mirbad.api import problems
 from mirbad.api.addresses import client_address
 from mirbad.kernel import actor
+from mirbad.kernel.errors import MirbadError
 
 TEMPLATE = "accounts/login.html"
-COOL_OFF_SECONDS = 60
 
 
 class LoginForm(AuthenticationForm):
     """Name and password. A template shows `form.non_field_errors`."""
 
     error_messages = {
-        "invalid_login": "Name and password do not belong together.",
-        "inactive": "This account is switched off. Ask an owner.",
+        "invalid_login": "Wrong user name or password.",
+        "inactive": "This account is disabled. Ask an owner.",
     }
 
 
 @method_decorator(never_cache, name="dispatch")
 class Login(LoginView):
-    """The log-in page (`TEMPLATE`, with ``form`` and ``login_disabled``): failures answer 403, after five 429."""
+    """The log-in page (`TEMPLATE`, with ``form`` and ``login_disabled``): a failure is a 403, one too many a 429."""
 
     template_name = TEMPLATE
     authentication_form = LoginForm
     redirect_authenticated_user = True
+    counted: tuple[attempts.Counter, ...] = ()
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Adds whether log-in is switched off."""
+        """Add whether log-in is disabled."""
         return {**super().get_context_data(**kwargs), "login_disabled": login_is_disabled()}
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Refuses before any password is looked at when log-in is disabled."""
-        if not login_is_disabled():
+        """Count the attempt before anything is checked. Refuse when there were too many, or log-in is disabled."""
+        name = request.POST.get("username", "")
+        try:
+            self.counted = attempts.admit(attempts.of(request, name), name)
+            if login_is_disabled():
+                return self._disabled()
             return super().post(request, *args, **kwargs)
-        error = ReauthenticationFailed(
-            "Log-in is disabled: MIRBAD_ADMIN_PASSWORD is set but empty. Set a password and restart Mirbad."
-        )
-        audit.record_refusal("login", actor.api(client_address(request)), error)
-        if problems.wants_json(request):
-            return problems.response(error)
-        return self.render_to_response(self.get_context_data(form=LoginForm(request)), status=403)
+        except TooManyLogins as error:
+            return _refused(request, error)
+        except HashingBusy as error:
+            attempts.take_back(self.counted)
+            return _refused(request, error)
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
-        """Signs in, and says so in the audit log under the new session."""
+        """Sign in, and record it in the audit log under the new session."""
         response = super().form_valid(form)
-        audit.record("login", actors.of(self.request), target=form.get_user().get_username())
+        name = form.get_user().get_username()
+        attempts.take_back(self.counted)
+        attempts.remember_device(self.request, response, name)
+        audit.record("login", actors.of(self.request), target=name)
         return response
 
     def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
-        """Wrong password: 403 and an audit line. The try after the fifth is answered by `too_many`."""
-        request = self.request
-        failures = getattr(request, "axes_failures_since_start", None)
-        if failures is not None and failures <= get_failure_limit(request, {}):
-            # The fifth wrong password itself is told so; only what follows is locked out.
-            request.axes_locked_out = False  # type: ignore[attr-defined]
-        if getattr(request, "axes_locked_out", False):
-            return too_many(request)
-        error = WrongPassword("Name and password do not belong together.")
-        audit.record_refusal(
-            "login", actor.api(client_address(request)), error, target=str(form.data.get("username", ""))
-        )
-        if problems.wants_json(request):
+        """Respond to a wrong password with 403 and an audit line."""
+        error = WrongPassword("Wrong user name or password.")
+        self._record(error, target=str(form.data.get("username", "")))
+        if problems.wants_json(self.request):
             return problems.response(error)
         return self.render_to_response(self.get_context_data(form=form), status=403)
+
+    def _disabled(self) -> HttpResponse:
+        error = ReauthenticationFailed(
+            "Log-in is disabled: MIRBAD_ADMIN_PASSWORD is set but empty. Set a password and restart Mirbad."
+        )
+        self._record(error)
+        if problems.wants_json(self.request):
+            return problems.response(error)
+        return self.render_to_response(self.get_context_data(form=LoginForm(self.request)), status=403)
+
+    def _record(self, error: MirbadError, target: str = "") -> None:
+        audit.record_refusal("login", actor.api(client_address(self.request)), error, target=target)
 
 
 class Logout(LogoutView):
@@ -86,34 +95,32 @@ class Logout(LogoutView):
 
     http_method_names = ["post", "options"]
 
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Sign out, and record it in the audit log under the session that ended."""
+        name, who = request.user.get_username(), actors.of(request)
+        response = super().post(request, *args, **kwargs)
+        if name:
+            audit.record("logout", who, target=name)
+        return response
+
 
 def from_admin(request: HttpRequest) -> HttpResponse:
-    """Where the Django admin sends who may not enter: to the one log-in, or to a refusal when signed in already."""
+    """Redirect from the Django admin to the log-in page, or refuse a signed-in person who is not staff."""
     if request.user.is_authenticated:
-        raise PermissionDenied("The admin pages are for staff. Ask an owner to make your account one.")
+        raise PermissionDenied("These pages are for staff. Ask an owner for staff rights.")
     return redirect_to_login(request.GET.get("next", reverse("admin:index")))
 
 
-def too_many(request: HttpRequest, *_: Any) -> HttpResponse:
-    """The answer to a client that is locked out: 429 as problem+json, or the log-in page with that message.
-
-    django-axes calls it too, with arguments that differ between its synchronous and asynchronous middleware.
-    """
-    error = TooManyLogins(
-        "Too many wrong passwords from this address. Wait a minute, then try again.",
-        retry_after_seconds=COOL_OFF_SECONDS,
-    )
-    if not getattr(request, "_mirbad_lockout_recorded", False):
-        request._mirbad_lockout_recorded = True  # type: ignore[attr-defined]  # noqa: SLF001  our own mark, one line a request
-        audit.record_refusal("login", actor.api(client_address(request)), error)
+def _refused(request: HttpRequest, error: MirbadError) -> HttpResponse:
+    """Respond to an attempt whose password is not checked: as problem+json, or the log-in page with the sentence."""
     if problems.wants_json(request):
         return problems.response(error)
     form = LoginForm(request)
     form.is_bound = True
     form.cleaned_data = {}
     form.add_error(None, error.detail)
-    response = render(
-        request, TEMPLATE, {"form": form, "login_disabled": False, "locked_out": True}, status=error.http_status
-    )
-    response["Retry-After"] = str(COOL_OFF_SECONDS)
+    context = {"form": form, "login_disabled": False, "refused": error}
+    response = render(request, TEMPLATE, context, status=error.http_status)
+    if error.retry_after_seconds is not None:
+        response["Retry-After"] = str(error.retry_after_seconds)
     return response

@@ -1,4 +1,4 @@
-"""Admin API tokens. People are Django users; roles are the groups owner, operator and viewer."""
+"""Admin API tokens, and counters of log-in attempts. People are Django users; roles are groups of them."""
 
 from django.conf import settings
 from django.db import models
@@ -22,3 +22,22 @@ class AdminToken(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
+
+
+class LoginCounter(models.Model):
+    """The attempts to log in from one address or browser, or under one name; see `mirbad.accounts.attempts`.
+
+    `attempts` counts until `until`. `refused` counts the posts of the present lock-out.
+    """
+
+    ADDRESS, NAME, DEVICE = "address", "name", "device"
+
+    key = models.CharField(max_length=64, primary_key=True)
+    scope = models.CharField(max_length=10, choices=[(s, s) for s in (ADDRESS, NAME, DEVICE)])
+    subject = models.CharField(max_length=150)
+    attempts = models.PositiveIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0)
+    until = models.DateTimeField(db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.attempts} attempts of {self.scope} {self.subject}"

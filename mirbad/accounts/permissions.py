@@ -18,7 +18,7 @@ class RolePermission(BasePermission):
     """Reading needs `view.read_role` (default viewer), all else `view.required_role` (default operator)."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Whether the caller's rank is high enough for the method."""
+        """Return whether the caller's rank is high enough for the method."""
         if request.method in SAFE_METHODS:
             required = getattr(view, "read_role", VIEWER)
         else:
@@ -28,7 +28,7 @@ class RolePermission(BasePermission):
 
 
 def rank_of(request: Any) -> int:
-    """The rank of who asks: of the session's user, or of the token, never above the rank of the token's owner."""
+    """Return the caller's rank: of the session's user, or of the token, never above that of the token's owner."""
     token = getattr(request, "auth", None)
     if isinstance(token, AdminToken):
         own = rank_of_role(token.role)
@@ -37,9 +37,9 @@ def rank_of(request: Any) -> int:
 
 
 def require_reauthentication(request: Any) -> None:
-    """Guard of join, rekey, revoke, force-commit and takeover. Raises ReauthenticationFailed.
+    """Check that the caller may join, rekey, revoke, force-commit or take over. Raises ReauthenticationFailed.
 
-    A signed-in session suffices, and so does an owner's token; with log-in disabled nobody passes.
+    A signed-in session suffices, and so does an owner's token; while log-in is disabled nobody may.
     """
     if login_is_disabled():
         raise ReauthenticationFailed(

@@ -8,5 +8,5 @@ __all__ = ["OPERATOR", "OWNER", "ROLES", "VIEWER", "Role", "ensure_groups", "has
 
 
 def ensure_groups() -> dict[str, Group]:
-    """The group of each role, made where it is missing."""
+    """Return the group of each role; missing ones are created."""
     return {role: Group.objects.get_or_create(name=role)[0] for role in ROLES}

@@ -1,4 +1,4 @@
-"""Admin API tokens: ``mbt_`` and 43 base64url characters, known to the master by their SHA-256 alone."""
+"""Admin tokens: ``mbt_`` and 43 base64url characters, of which the master keeps only the SHA-256."""
 
 import hashlib
 import secrets
@@ -23,14 +23,14 @@ _SHOWN = 12
 def create(
     name: str, role: str, *, actor: Actor, owner: User | None = None, expires_at: datetime | None = None
 ) -> tuple[AdminToken, str]:
-    """A new token and its secret, which is shown once. Raises InvalidRequest."""
+    """Create a token; return it with its secret, which is shown once. Raises InvalidRequest."""
     name = name.strip()
     if not name or len(name) > 100:
         raise InvalidRequest("A token needs a name of 1 to 100 characters.")
     if role not in ROLES:
-        raise InvalidRequest(f"A role is one of {', '.join(ROLES)}.")
+        raise InvalidRequest(f"The role must be one of {', '.join(ROLES)}.")
     if expires_at is not None and expires_at <= clock.now():
-        raise InvalidRequest("The expiry lies in the past.")
+        raise InvalidRequest("The expiry is in the past.")
     secret = PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         token = AdminToken.objects.create(
@@ -41,18 +41,18 @@ def create(
 
 
 def revoke(token_id: int, actor: Actor) -> None:
-    """End a token at once. Raises NotFound, or Conflict when it is revoked already."""
+    """Revoke a token at once. Raises NotFound, or Conflict when it is already revoked."""
     with transaction.atomic():
         token = AdminToken.objects.filter(pk=token_id).first()
         if token is None:
-            raise NotFound("There is no such admin token.")
+            raise NotFound("Admin token not found.")
         if not AdminToken.objects.filter(pk=token_id, revoked_at__isnull=True).update(revoked_at=clock.now()):
-            raise Conflict("This admin token is revoked already.")
+            raise Conflict("This admin token is already revoked.")
         record("admin-token", actor, target=f"{token.pk} {token.name}", detail="revoked")
 
 
 def find(secret: str) -> AdminToken | None:
-    """The live token of `secret`, or None. Notes its use, at most once a minute."""
+    """Return the valid token of `secret`, or None. Records its use, at most once a minute."""
     if not secret.startswith(PREFIX):
         return None
     now = clock.now()

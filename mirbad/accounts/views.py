@@ -1,4 +1,4 @@
-"""The base of the views of ``/api``: who asks is known, what is refused is audited."""
+"""The base of the views of ``/api``: the caller is known, refusals are audited."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -19,8 +19,8 @@ _UNAUTHENTICATED = 401
 class AdminView(APIView):
     """Looks up with permission, parses, makes one call, responds.
 
-    `audited` names the audit action of each writing method: a refusal of it becomes a line, with the ids of the URL.
-    Whoever is not signed in leaves no line, or strangers could fill the log.
+    `audited` names the audit action of each writing method: its refusal is recorded, with the ids of the URL. A caller
+    who is not signed in is not recorded, or strangers could fill the log.
     """
 
     read_role: ClassVar[Role] = VIEWER
@@ -29,11 +29,11 @@ class AdminView(APIView):
 
     @property
     def actor(self) -> Actor:
-        """The name of who asks."""
+        """Return the actor of the request."""
         return actors.of(self.request)
 
     def handle_exception(self, exc: Exception) -> Response:
-        """Audits a refusal, then answers it as problem+json."""
+        """Audit a refusal, then respond with problem+json."""
         error = problems.named(exc)
         action = self.audited.get(self.request.method or "")
         response = super().handle_exception(exc)
@@ -50,6 +50,6 @@ class AdminView(APIView):
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Nothing of ``/api`` is kept by a cache."""
+        """Forbid caches to store any of ``/api``."""
         super().initial(request, *args, **kwargs)
         self.headers["Cache-Control"] = "no-store"

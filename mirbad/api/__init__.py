@@ -1,1 +1,1 @@
-"""What the surfaces share: problem+json, parsing, pagination and health of the admin API."""
+"""Shared plumbing of the admin API: problem+json, parsing, pagination."""

@@ -12,7 +12,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @lru_cache(maxsize=4)
 def networks(names: tuple[str, ...]) -> tuple[Network, ...]:
-    """`MIRBAD_TRUSTED_PROXIES` as networks. ValueError names the entry that is none."""
+    """Return `MIRBAD_TRUSTED_PROXIES` as networks. ValueError names an invalid entry."""
     return tuple(ipaddress.ip_network(name, strict=False) for name in names)
 
 
@@ -26,16 +26,19 @@ def _is_trusted(address: str, trusted: tuple[Network, ...]) -> bool:
 
 
 def known_client_address(request: Any) -> str | None:
-    """`client_address`, or None where there is none (a unix socket): a column of addresses takes no word for it."""
+    """Return `client_address`, or None where there is none (a Unix socket): a column of addresses accepts no text for
+    it.
+    """
     address = client_address(request)
     return None if address == UNKNOWN else address
 
 
 def client_address(request: Any) -> str:
-    """The peer's address, or, when the peer is a trusted proxy, the nearest untrusted one of ``X-Forwarded-For``.
+    """Return the peer's address, or, when the peer is a trusted proxy, the nearest untrusted one of
+    ``X-Forwarded-For``.
 
-    Read from the right: whatever a client writes into the header itself stands left of what our proxies add. An entry
-    that is no address ends the walk at the last address that is known.
+    Read from the right: entries that a client writes into the header itself are left of those that our proxies add. An
+    entry that is not an address ends the search at the last address known.
     """
     peer = str(request.META.get("REMOTE_ADDR") or UNKNOWN)
     trusted = networks(settings().trusted_proxies)

@@ -1,4 +1,4 @@
-"""Refuses a large body before Django writes it to disk: its ASGI handler reads the whole of it before any view runs."""
+"""Limit of the body size, enforced before Django, which reads and stores a whole body before any view runs."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,19 +15,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BYTES = 2 * 1024 * 1024
 
 
-class _Over(Exception):
-    """More came than may."""
+class _BodyTooLarge(Exception):
+    """The body exceeds the limit."""
 
 
 class BodyLimit:
-    """An ASGI application around `app` that answers 413 to a body of more than `max_bytes`, declared or counted."""
+    """An ASGI application around `app` that responds 413 to a body of more than `max_bytes`, declared or counted."""
 
     def __init__(self, app: App, max_bytes: int = MAX_BYTES) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what is small enough."""
+        """Pass on a request whose body is small enough."""
         if _declared(scope) > self._max_bytes:
             await self._refuse(send)
             return
@@ -39,7 +39,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                raise _Over
+                raise _BodyTooLarge
             return message
 
         async def noted(message: Message) -> None:
@@ -49,13 +49,13 @@ class BodyLimit:
 
         try:
             await self._app(scope, counted, noted)
-        except _Over:
+        except _BodyTooLarge:
             if answering:
                 raise
             await self._refuse(send)
 
     async def _refuse(self, send: Send) -> None:
-        document = body(PayloadTooLarge(f"The body is larger than {self._max_bytes} bytes."))
+        document = body(PayloadTooLarge(f"The body exceeds {self._max_bytes} bytes."))
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"cache-control", b"no-store"),

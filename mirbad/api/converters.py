@@ -1,4 +1,4 @@
-"""Path converters of ``/api``: an id that can be no id is a 404, not an error of the database."""
+"""Path converters of ``/api``: a malformed id is a 404, not an error of the database."""
 
 from django.urls import register_converter
 from django.urls.converters import get_converters
@@ -10,36 +10,36 @@ class RowId:
     regex = "[1-9][0-9]{0,17}"
 
     def to_python(self, value: str) -> int:
-        """The number."""
+        """Return the number."""
         return int(value)
 
     def to_url(self, value: int) -> str:
-        """The text."""
+        """Return the text."""
         return str(value)
 
 
 class Name:
-    """An id of a node, model or operation: what the kernel's rules can ever allow, and a little more."""
+    """An id of a node, model or operation: all that the kernel's rules allow, and a little more."""
 
     regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
     def to_python(self, value: str) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         return value
 
     def to_url(self, value: str) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         return value
 
 
-class Folder(Name):
+class FolderName(Name):
     """The name of a model folder."""
 
     regex = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
 def register() -> None:
-    """Make ``<row:…>``, ``<name:…>`` and ``<folder:…>`` known; a second call changes nothing."""
-    for name, converter in (("row", RowId), ("name", Name), ("folder", Folder)):
+    """Register ``<row:…>``, ``<name:…>`` and ``<folder:…>``; a second call changes nothing."""
+    for name, converter in (("row", RowId), ("name", Name), ("folder", FolderName)):
         if name not in get_converters():
             register_converter(converter, name)

@@ -1,4 +1,4 @@
-"""Query parameters of ``/api``: what is sent is understood or refused, never guessed."""
+"""Query parameters of ``/api``: parsed or refused, never guessed."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from mirbad.kernel.errors import InvalidRequest
 
 
 def whole_number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    """The parameter `name` as an integer within bounds, `default` when it is absent. Raises InvalidRequest."""
+    """Return the parameter `name` as an integer within bounds, `default` when it is absent. Raises InvalidRequest."""
     sent = request.query_params.get(name)
     if sent is None:
         return default
@@ -19,7 +19,7 @@ def whole_number(request: Request, name: str, default: int, *, lowest: int, high
 
 
 def flag(request: Request, name: str) -> bool:
-    """The parameter `name` as true or false (absent is false). Raises InvalidRequest."""
+    """Return the parameter `name` as a boolean (absent is false). Raises InvalidRequest."""
     sent = request.query_params.get(name, "false")
     if sent not in ("true", "false"):
         message = f"{name} must be true or false."
@@ -28,7 +28,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def choice(request: Request, name: str, among: Collection[str]) -> str:
-    """The parameter `name` as one of `among`, "" when it is absent. Raises InvalidRequest."""
+    """Return the parameter `name` as one of `among`, "" when it is absent. Raises InvalidRequest."""
     sent = request.query_params.get(name, "")
     if sent and sent not in among:
         message = f"{name} must be one of {', '.join(sorted(among))}."
@@ -37,9 +37,9 @@ def choice(request: Request, name: str, among: Collection[str]) -> str:
 
 
 def identity(request: Request, name: str) -> str:
-    """The parameter `name` as an id, "" when it is absent. Raises InvalidRequest for what can be none."""
+    """Return the parameter `name` as an id, "" when it is absent. Raises InvalidRequest for a malformed one."""
     sent = request.query_params.get(name, "")
     if len(sent) > 100 or not sent.isprintable():
-        message = f"{name} holds characters that no id has."
+        message = f"{name} contains characters that are not allowed in an id."
         raise InvalidRequest(message, problems=[{"code": "invalid", "message": message, "field": name}])
     return sent

@@ -1,14 +1,15 @@
-"""Long lists of ``/api``: what a serializer prints, with less work for each row.
+"""Fast output of long lists on ``/api``: the output of a serializer, with less work per row.
 
-A serializer asks every field anew, for every row, where its value is and what form it has. Here that is asked once a
-list. Fields of a kind that is not known here are left to themselves, so no list loses one.
+A serializer looks up the source and form of every field again for every row. Here that is done once per list. Fields of
+an unknown kind are left to the serializer, so no list loses one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from django.db.models import Manager
 from rest_framework import serializers
 from rest_framework.fields import SkipField, _UnvalidatedField
 
@@ -18,13 +19,13 @@ Print = Callable[[Any], Any]
 
 
 def rows(serializer: type[CamelSerializer], found: Iterable[Any], **context: Any) -> list[dict[str, Any]]:
-    """What ``serializer(found, many=True, context=context).data`` holds. Rows are objects, not mappings."""
+    """Return the same as ``serializer(found, many=True, context=context).data``. Rows are objects, not mappings."""
     write = printer(serializer(context=context))
     return [write(row) for row in found]
 
 
 def printer(bound: CamelSerializer) -> Callable[[Any], dict[str, Any]]:
-    """A function that prints one object as `bound` would."""
+    """Return a function that prints one object as `bound` would."""
     steps = [(name, _step(field)) for name, field in bound.fields.items() if not field.write_only]
 
     def write(row: Any) -> dict[str, Any]:
@@ -57,10 +58,16 @@ def _step(field: serializers.Field[Any, Any, Any, Any]) -> Print:
 
 def _form(field: serializers.Field[Any, Any, Any, Any]) -> Print | None:
     kind = type(field)
+    if isinstance(field, serializers.ListSerializer):
+        return _many(field)
+    if isinstance(field, CamelSerializer):
+        return _nested(field)
+    if kind is serializers.ListField:
+        return _listed(field)
     if kind is serializers.DateTimeField:
         return _moment(field)
     if isinstance(field, serializers.DictField) and kind is serializers.DictField:
-        # JSON of the database, without a form of its own: nothing in it changes.
+        # JSON of the database, without a form of its own: it is passed unchanged.
         return _same if type(field.child) is _UnvalidatedField else field.to_representation
     return _FORMS.get(kind)
 
@@ -70,6 +77,42 @@ def _moment(field: serializers.Field[Any, Any, Any, Any]) -> Print:
         if value.tzinfo is not UTC:
             return field.to_representation(value)
         return value.isoformat().removesuffix("+00:00") + "Z"
+
+    return form
+
+
+def _nested(field: CamelSerializer) -> Print | None:
+    """Return the form of one nested object; None for a serializer with an output of its own."""
+    if type(field).to_representation is not CamelSerializer.to_representation:
+        return None
+    write = printer(field)
+
+    def form(value: Any) -> Any:
+        return field.to_representation(value) if isinstance(value, Mapping) else write(value)
+
+    return form
+
+
+def _many(field: serializers.ListSerializer[Any]) -> Print | None:
+    """Return the form of several nested objects."""
+    child = _nested(field.child) if isinstance(field.child, CamelSerializer) else None
+    if child is None:
+        return None
+
+    def form(value: Any) -> Any:
+        return [child(one) for one in (value.all() if isinstance(value, Manager) else value)]
+
+    return form
+
+
+def _listed(field: serializers.Field[Any, Any, Any, Any]) -> Print | None:
+    """Return the form of a list of plain values."""
+    child = _FORMS.get(type(field.child)) if isinstance(field, serializers.ListField) else None
+    if child is None:
+        return None
+
+    def form(value: Any) -> Any:
+        return [None if one is None else child(one) for one in value]
 
     return form
 
@@ -92,4 +135,5 @@ _FORMS: dict[type, Print] = {
     serializers.IntegerField: int,
     serializers.BooleanField: bool,
     serializers.UUIDField: str,
+    serializers.FloatField: float,
 }

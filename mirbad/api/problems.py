@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
-from django.db import OperationalError
+from django.db import DataError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from rest_framework import exceptions
 
+from mirbad.api import origins
 from mirbad.kernel.errors import InvalidRequest, MirbadError, NotFound, Unavailable
 
 CONTENT_TYPE = "application/problem+json"
@@ -17,38 +18,38 @@ log = logging.getLogger(__name__)
 
 _TITLES = {
     400: "Bad request",
-    401: "Not signed in",
+    401: "Unauthorized",
     403: "Refused",
     404: "Not found",
     405: "Method not allowed",
     406: "Not acceptable",
     409: "Conflict",
-    413: "Too large",
+    413: "Payload too large",
     415: "Unsupported media type",
-    422: "Cannot be processed",
+    422: "Unprocessable content",
     429: "Too many requests",
     500: "Internal error",
-    502: "Bad answer from a node",
+    502: "Bad gateway",
     503: "Unavailable",
-    504: "Took too long",
+    504: "Gateway timeout",
 }
 
 
 class PayloadTooLarge(MirbadError):
-    """The body is larger than the route takes."""
+    """The body is larger than the route accepts."""
 
     code = "payload_too_large"
     http_status = 413
 
 
 class Forbidden(MirbadError):
-    """The caller is known and may not do this."""
+    """The caller is known and lacks permission."""
 
     code = "forbidden"
     http_status = 403
 
 
-class _Plain(MirbadError):
+class _FrameworkError(MirbadError):
     """An error of the framework, with the code and status of this surface."""
 
     def __init__(self, code: str, status: int, detail: str, retry_after_seconds: int | None = None) -> None:
@@ -58,17 +59,22 @@ class _Plain(MirbadError):
 
 
 def _code_and_status(error: MirbadError) -> tuple[str, int]:
-    if isinstance(error, _Plain):
+    if isinstance(error, _FrameworkError):
         return error.plain_code, error.plain_status
     return error.code, error.http_status
 
 
+def title(error: MirbadError) -> str:
+    """Return the title of `error`, by its status."""
+    return _TITLES.get(_code_and_status(error)[1], "Error")
+
+
 def body(error: MirbadError) -> dict[str, Any]:
-    """The members of the problem document of `error`."""
+    """Return the members of the problem document of `error`."""
     code, status = _code_and_status(error)
     document: dict[str, Any] = {
         "type": "about:blank",
-        "title": _TITLES.get(status, "Error"),
+        "title": title(error),
         "status": status,
         "code": code,
         "detail": error.detail,
@@ -90,16 +96,16 @@ def _headers(error: MirbadError) -> dict[str, str]:
 
 
 def response(error: MirbadError) -> HttpResponse:
-    """`error` as a whole answer."""
+    """Return `error` as a whole response."""
     return JsonResponse(
         body(error), status=_code_and_status(error)[1], content_type=CONTENT_TYPE, headers=_headers(error)
     )
 
 
 def handle(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
-    """The exception handler of every DRF view; None lets a fault become a 500 with its traceback in the log.
+    """Handle an exception of a DRF view; None lets a fault become a 500 with its traceback in the log.
 
-    The answer is rendered here: a view whose own renderers print pages or YAML still refuses with problem+json.
+    The response is rendered here: a view whose own renderers print pages or YAML still refuses with problem+json.
     """
     problem = named(error)
     if problem is None:
@@ -109,6 +115,10 @@ def handle(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
         log.warning("The database refused a statement", exc_info=error)
     elif status == 500:
         log.error("A request failed with %s", problem.code, exc_info=error)
+    if _code_and_status(problem)[0] == "csrf_failed":
+        request = context["request"]
+        fault = origins.proxy_fault(origins.parse(request.headers.get("Origin", "")), origins.of(request))
+        problem.detail = fault or problem.detail
     answer = response(problem)
     if header := getattr(error, "auth_header", None):
         answer["WWW-Authenticate"] = header
@@ -118,65 +128,75 @@ def handle(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
 
 
 def named(error: Exception) -> MirbadError | None:
-    """`error` as one of ours; None when it is a fault that nobody foresaw."""
+    """Return `error` as one of ours; None when it is an unforeseen fault."""
     if isinstance(error, MirbadError):
         return error
     if isinstance(error, Http404):
-        return NotFound("There is nothing at this address. Check the id in it.")
+        return NotFound("Not found. Check the id in the address.")
     if isinstance(error, PermissionDenied):
-        return Forbidden(str(error) or "You may not do this.")
+        return Forbidden(str(error) or "You don't have permission.")
     if isinstance(error, RequestDataTooBig):
         return PayloadTooLarge("The body is too large.")
     if isinstance(error, OperationalError):
         return _of_database(error)
+    if holds_nul(error):
+        return InvalidRequest("A text of the request contains a NUL character. Remove it.")
     if isinstance(error, exceptions.APIException):
         return _of_framework(error)
     return None
 
 
+def holds_nul(error: Exception) -> bool:
+    """Return whether PostgreSQL refused a text for its NUL character."""
+    return isinstance(error, DataError | ValueError) and "NUL (0x00)" in str(error)
+
+
 def _of_database(error: OperationalError) -> Unavailable:
     text = str(error)
     if "disk is full" in text or "No space left" in text:
-        return Unavailable("The disk of the database is full: nothing can be written. Make room on it, then try again.")
+        return Unavailable("The disk of the database is full. Free some space, then try again.")
     if "readonly database" in text or "read-only" in text:
-        return Unavailable("The database is read-only: nothing can be written. Mend its disk, or its file's rights.")
-    return Unavailable("The database cannot be reached or is busy. Try again in a moment.")
+        return Unavailable("The database is read-only. Repair the disk or fix the file permissions.")
+    return Unavailable("The database is unreachable or busy. Try again in a moment.")
 
 
 def _of_framework(error: exceptions.APIException) -> MirbadError:
     if isinstance(error, exceptions.ValidationError):
-        return InvalidRequest("What was sent breaks the rules listed in problems.", problems=list(_flat(error.detail)))
+        return InvalidRequest("The request is not valid; see problems.", problems=list(_flat(error.detail)))
     if isinstance(error, exceptions.ParseError):
         return InvalidRequest(str(error.detail))
     if isinstance(error, exceptions.NotAuthenticated):
-        return _Plain(
+        return _FrameworkError(
             "unauthenticated", error.status_code, "Sign in, or send an admin token: Authorization: Bearer mbt_…"
         )
     if isinstance(error, exceptions.AuthenticationFailed):
-        return _Plain("unauthenticated", error.status_code, str(error.detail))
+        return _FrameworkError("unauthenticated", error.status_code, str(error.detail))
     if isinstance(error, exceptions.PermissionDenied):
         text = str(error.detail)
         if text.startswith("CSRF Failed"):
-            return _Plain(
+            return _FrameworkError(
                 "csrf_failed",
                 403,
                 "A signed-in session must send its CSRF token in X-CSRFToken, from an origin that MIRBAD_HOSTS lists. "
                 "Scripts use an admin token instead.",
             )
         return Forbidden(text)
+    if isinstance(error, exceptions.NotAcceptable):
+        kinds = " or ".join(sorted({str(one.media_type) for one in error.available_renderers or ()}))
+        text = f"This route responds with {kinds or 'another media type'}. Send it in Accept, or send no Accept."
+        return _FrameworkError("not_acceptable", error.status_code, text)
     wait = getattr(error, "wait", None)
     code = {
         404: "not_found",
         405: "method_not_allowed",
-        406: "not_acceptable",
         415: "unsupported_media_type",
         429: "rate_limited",
     }.get(error.status_code, "internal" if error.status_code >= 500 else "invalid_request")
-    return _Plain(code, error.status_code, str(error.detail), retry_after_seconds=int(wait) if wait else None)
+    return _FrameworkError(code, error.status_code, str(error.detail), retry_after_seconds=int(wait) if wait else None)
 
 
 def _flat(detail: Any, field: str = "") -> Iterator[dict[str, str]]:
-    """The validation errors of a serializer as ``{code, message, field}``, with dotted field names."""
+    """Yield the validation errors of a serializer as ``{code, message, field}``, with dotted field names."""
     if isinstance(detail, Mapping):
         for name, inner in detail.items():
             own = "" if name == "non_field_errors" else str(name)
@@ -193,13 +213,13 @@ def _flat(detail: Any, field: str = "") -> Iterator[dict[str, str]]:
 
 
 def wants_json(request: HttpRequest) -> bool:
-    """Whether an error of this request should be problem+json rather than a page."""
+    """Return whether an error of this request should be problem+json instead of a page."""
     accept = request.headers.get("Accept", "")
     return request.path.startswith("/api/") or ("json" in accept and "text/html" not in accept)
 
 
 def host_refused(error: Exception | None) -> MirbadError | None:
-    """What to tell a browser that used a name which is not in MIRBAD_HOSTS."""
+    """Return the error for a browser that used a host name outside MIRBAD_HOSTS, else None."""
     if isinstance(error, DisallowedHost):
-        return InvalidRequest("This master does not answer to that host name. Add it to MIRBAD_HOSTS and restart.")
+        return InvalidRequest("This host name is not allowed. Add it to MIRBAD_HOSTS and restart.")
     return None

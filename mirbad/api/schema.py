@@ -1,4 +1,4 @@
-"""What the published schema says beside the routes: how to authenticate, and the shape of every error."""
+"""Additions to the published schema: authentication, and the errors of every route."""
 
 from typing import Any, Literal
 
@@ -19,12 +19,12 @@ class AdminTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyp
     name = "adminToken"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        """The security scheme object."""
+        """Return the security scheme object."""
         return {"type": "http", "scheme": "bearer", "bearerFormat": "mbt_…"}
 
 
 class ProblemSchema(AutoSchema):
-    """Adds problem+json answers to every operation, by what its method can meet."""
+    """Adds problem+json responses to every operation, depending on its method."""
 
     def _get_response_bodies(self, direction: Literal["request", "response"] = "response") -> dict[str, Any]:
         bodies: dict[str, Any] = super()._get_response_bodies(direction)
@@ -32,7 +32,7 @@ class ProblemSchema(AutoSchema):
         if self.method not in _SAFE:
             codes += ["409", "413", "415", "422", "429", "502", "504"]
         elif getattr(self.view, "asks_nodes", False):
-            # it is read from the node now, which may wait for approval or refuse
+            # the route calls the node, which may be pending or refuse
             codes += ["409", "422", "502"]
         for code in codes:
             if code not in bodies:

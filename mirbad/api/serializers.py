@@ -1,4 +1,4 @@
-"""Serializers of ``/api``: snake_case inside, camelCase outside, nothing unknown taken."""
+"""Serializers of ``/api``: snake_case inside, camelCase outside, unknown members refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,16 @@ from mirbad.kernel.errors import InvalidRequest
 
 
 def to_camel(name: str) -> str:
-    """``display_name`` as ``displayName``."""
+    """Return ``display_name`` as ``displayName``."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
 class CamelSerializer(serializers.Serializer[Any]):
-    """Declared in snake_case, read and printed in camelCase. An unknown member is refused, not passed over."""
+    """Declared in snake_case, read and printed in camelCase. An unknown member is refused, not ignored."""
 
     def get_fields(self) -> dict[str, Any]:
-        """The declared fields under their outer names."""
+        """Return the declared fields under their outer names."""
         fields: dict[str, Any] = {}
         for name, field in super().get_fields().items():
             outer = to_camel(name)
@@ -28,21 +28,18 @@ class CamelSerializer(serializers.Serializer[Any]):
         return fields
 
     def to_internal_value(self, data: Any) -> Any:
-        """The validated values in snake_case."""
+        """Return the validated values in snake_case."""
         if isinstance(data, Mapping):
             unknown = [name for name in data if name not in self.fields]
             if unknown:
                 raise serializers.ValidationError(
-                    {
-                        name: [serializers.ErrorDetail("There is no such member.", code="unknown_member")]
-                        for name in unknown
-                    }
+                    {name: [serializers.ErrorDetail("Unknown member.", code="unknown_member")] for name in unknown}
                 )
         return super().to_internal_value(data)
 
 
 def read(serializer: type[CamelSerializer], data: Any, *, partial: bool = False) -> dict[str, Any]:
-    """The validated values of a body, in snake_case. Raises InvalidRequest or ValidationError (both 400)."""
+    """Return the validated values of a body, in snake_case. Raises InvalidRequest or ValidationError (both 400)."""
     if not isinstance(data, Mapping):
         raise InvalidRequest("The body must be a JSON object.")
     bound = serializer(data=data, partial=partial)

@@ -1,1 +1,4 @@
-"""The agent as something that another machine can install: built from this master's own code, and served by it."""
+"""The agent as an installable archive: built from this master's own code, and served by it."""
+
+SENT_HOST = "mirbad.sent_host"
+"""The key of the ASGI scope with the header Host as it was sent, which may be no name of this master."""

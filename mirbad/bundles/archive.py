@@ -1,4 +1,4 @@
-"""The archives that the master serves: for now one, for every architecture, installed with pip by hashes."""
+"""The archives that the master serves: one for now, for every architecture, installed with pip by hashes."""
 
 import gzip
 import hashlib
@@ -36,23 +36,23 @@ class Bundle:
 
     @property
     def path(self) -> str:
-        """Where the master serves it."""
+        """The address of the archive on the master."""
         return f"/agent/bundles/{self.rid}.tar.gz"
 
 
 @lru_cache(maxsize=1)
 def bundles() -> tuple[Bundle, ...]:
-    """The archives of this master, built once a process; the same bytes in every process of one version."""
+    """Return the archives of this master, built once per process; the same bytes in every process of one version."""
     return (build(),)
 
 
 def find(rid: str) -> Bundle | None:
-    """The archive for a runtime id."""
+    """Return the archive for a runtime id."""
     return next((bundle for bundle in bundles() if bundle.rid == rid), None)
 
 
 def build(root: Path = ROOT) -> Bundle:
-    """Build the archive from the source below `root`. It depends on nothing but the files' content."""
+    """Build the archive from the source below `root`. It depends only on the content of the files."""
     locked = (root / "requirements" / "agent.txt").read_bytes()
     needs = [line.partition("#")[0].strip() for line in (root / "requirements" / "agent.in").read_text().splitlines()]
     folder = f"mirbad-agent-{agent_version}"
@@ -66,7 +66,7 @@ def build(root: Path = ROOT) -> Bundle:
 
 
 def _without_sources(locked: bytes) -> bytes:
-    # comments say which file asked for what, which is noise on another machine
+    # comments name the files that a package is for, which is noise on another machine
     return re.sub(rb"(?m)^\s*#.*\n", b"", locked)
 
 

@@ -1,4 +1,4 @@
-"""The lines that a person pastes on another machine."""
+"""The commands to paste on another machine."""
 
 import shlex
 
@@ -6,10 +6,11 @@ from mirbad.bundles.archive import Bundle
 
 
 def install_command(bundle: Bundle, base_url: str, join_arguments: list[str]) -> str:
-    """Download `bundle` from `base_url`, check it, install the agent and join. It asks for the token at a prompt.
+    """Return a command that downloads `bundle` from `base_url`, checks it, installs the agent and joins. It prompts for
+    the token.
 
-    The whole runs in a folder of its own that is removed, and stops at the first step that fails. The hash comes from
-    the master's signed-in pages, so the download itself may be plain HTTP.
+    It runs in a folder of its own that is removed, and stops at the first step that fails. The hash comes from the
+    master's signed-in pages, so the download itself may be plain HTTP.
     """
     url = shlex.quote(f"{base_url.rstrip('/')}{bundle.path}")
     check = f'echo "{bundle.sha256}  agent.tar.gz" | sha256sum -c -'

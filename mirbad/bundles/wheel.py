@@ -12,12 +12,12 @@ _ENTRY_POINTS = "[console_scripts]\nmirbad-agent = agent.cli:main\n"
 
 
 def file_name(version: str) -> str:
-    """The wheel's file name."""
+    """Return the wheel's file name."""
     return f"{DISTRIBUTION}-{version}-py3-none-any.whl"
 
 
 def build(package: Path, version: str, requirements: list[str]) -> bytes:
-    """A wheel of the package folder `package` (``agent/``), with a command ``mirbad-agent``."""
+    """Build a wheel of the package folder `package` (``agent/``), with a command ``mirbad-agent``."""
     info = f"{DISTRIBUTION}-{version}.dist-info"
     members = {
         str(path.relative_to(package.parent)): path.read_bytes()

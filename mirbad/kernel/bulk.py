@@ -1,4 +1,4 @@
-"""Many rows in one go, each with values of its own."""
+"""Writes of many rows in one statement, each with its own values."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def update_each(model: type[Model], columns: Sequence[str], rows: Iterable[tuple
 
 
 def insert_new(model: type[Model], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Insert `rows` of `columns`, by one prepared statement; a row that a unique constraint forbids is passed over.
+    """Insert `rows` of `columns`, by one prepared statement; a row that violates a unique constraint is skipped.
 
     Defaults are the database's, so name every column that has none there.
     """

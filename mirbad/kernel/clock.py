@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 
 def now() -> datetime:
-    """The present moment, aware, in UTC."""
+    """Return the present time, aware, in UTC."""
     return datetime.now(UTC)
 
 
 def monotonic() -> float:
-    """Seconds of a clock that never goes back; for durations inside one process only."""
+    """Return the seconds of a clock that never goes back; for durations inside one process only."""
     return time.monotonic()

@@ -1,7 +1,7 @@
-"""The root of every error that a person or a program may be told of.
+"""The root of every error that is reported to a person or a program.
 
 MirbadError
-├── InvalidRequest        400 invalid_request      each app's leaves stand in its own errors.py
+├── InvalidRequest        400 invalid_request      each app's leaves are in its own errors.py
 ├── NotFound              404 not_found
 ├── Conflict              409 invalid_state
 └── Unavailable           503 unavailable (retryable)
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 
 class MirbadError(Exception):
-    """An error with a machine code, an HTTP status and a sentence that says what to do next.
+    """An error with a machine code, an HTTP status and a sentence that includes the next step.
 
     `fields` are extra members for the caller (JSON values); `problems` is a list of
     ``{"code", "message", "field"?}`` for validation; `retry_after_seconds` becomes ``Retry-After``.
@@ -38,28 +38,28 @@ class MirbadError(Exception):
 
 
 class InvalidRequest(MirbadError):
-    """What was sent cannot be understood or breaks a rule of its shape."""
+    """The request cannot be parsed or breaks a rule of its form."""
 
     code = "invalid_request"
     http_status = 400
 
 
 class NotFound(MirbadError):
-    """There is nothing of that name, or the caller may not see it."""
+    """Nothing has that name, or the caller may not see it."""
 
     code = "not_found"
     http_status = 404
 
 
 class Conflict(MirbadError):
-    """The thing is not in a state that allows this."""
+    """The state of the object does not allow this."""
 
     code = "invalid_state"
     http_status = 409
 
 
 class Unavailable(MirbadError):
-    """A part that is needed cannot be reached now."""
+    """A required part cannot be reached now."""
 
     code = "unavailable"
     http_status = 503

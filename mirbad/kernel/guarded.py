@@ -20,6 +20,6 @@ def transition(rows: QuerySet[M], table: StateTable, column: str, target: str, *
 
 
 def try_transition(rows: QuerySet[M], table: StateTable, column: str, target: str, **also: Any) -> bool:
-    """Like `transition`, but says whether it happened instead of raising."""
+    """Like `transition`, but return whether it happened instead of raising."""
     sources = table.sources(target)
     return rows.filter(**{f"{column}__in": sources}).update(**{column: target}, **also) == 1

@@ -1,4 +1,4 @@
-"""Roles of people: what a viewer, an operator and an owner may do. They are Django groups of those names."""
+"""Roles of people: viewer, operator, owner. They are Django groups of those names."""
 
 from typing import Any, Literal
 
@@ -11,12 +11,12 @@ ROLES: tuple[Role, ...] = (VIEWER, OPERATOR, OWNER)
 
 
 def rank_of_role(role: str) -> int:
-    """The rank of a role by name, 0 for a name that is none."""
+    """Return the rank of a role by name, 0 for an unknown name."""
     return _RANK.get(role, 0)
 
 
 def rank(user: Any) -> int:
-    """0 for a stranger, then viewer 1, operator 2, owner 3. One query, remembered on the user object."""
+    """Return 0 for a stranger, then viewer 1, operator 2, owner 3. One query, cached on the user object."""
     if not user.is_authenticated or not user.is_active:
         return 0
     known: int | None = getattr(user, "_mirbad_rank", None)
@@ -29,6 +29,11 @@ def rank(user: Any) -> int:
     return known
 
 
+def role_of(user: Any) -> str:
+    """Return the name of the user's highest role; empty for a stranger."""
+    return next((role for role in ROLES if _RANK[role] == rank(user)), "")
+
+
 def has_role(user: Any, role: Role) -> bool:
-    """Whether `user` (a Django user, or the anonymous one) may do what `role` may."""
+    """Return whether `user` (a Django user, or the anonymous one) has at least `role`."""
     return rank(user) >= _RANK[role]

@@ -1,4 +1,4 @@
-"""Transition tables: the literal statement of which state may follow which."""
+"""Transition tables: the literal list of states and of their followers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +22,7 @@ class StateTable:
         return [(state, state) for state in self.moves]
 
     def sources(self, target: str) -> frozenset[str]:
-        """The states from which `target` may be reached. KeyError for a state that is not in the table."""
+        """Return the states from which `target` can be reached. KeyError for a state that is not in the table."""
         if target not in self.moves:
             raise KeyError(f"{self.name} has no state {target!r}")
         return frozenset(state for state, following in self.moves.items() if target in following)
-
-    def allows(self, source: str, target: str) -> bool:
-        """Whether `source` → `target` is a move of this table."""
-        return target in self.moves.get(source, frozenset())

@@ -1,1 +1,1 @@
-"""What the surfaces share: the websocket of the pages: a consumer that passes on hints of change."""
+"""The websocket of the pages: a consumer that passes on invalidations."""

@@ -1,4 +1,4 @@
-"""The one websocket of a page: passes on hints of change to people who may look."""
+"""The one websocket of a page: passes on invalidations to viewers."""
 
 import asyncio
 import json
@@ -11,17 +11,17 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from mirbad.kernel.roles import VIEWER, has_role
-from mirbad.live.hints import GROUP
+from mirbad.live.invalidations import GROUP
 
 COALESCE_SECONDS = 0.2
 UNAUTHORIZED = 4401
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
-    """Sends ``{"topic", "id"}`` for each hint. Close code 4401: not signed in, or no longer.
+    """Sends ``{"topic", "id"}`` for each invalidation. Close code 4401: not signed in, or no longer.
 
-    Hints that come close together are sent once, and the session is read again before each sending, so a person
-    whose rights ended hears nothing more.
+    Invalidations that arrive close together are sent once, and the session is read again before each send, so a person
+    whose rights ended receives nothing more.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,12 +46,12 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         await self.channel_layer.group_discard(GROUP, self.channel_name)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Nothing is read from pages; a ping is answered so that a dead line is noticed."""
+        """Ignore messages from pages, except a ping, whose response shows that the connection works."""
         if text_data == "ping":
             await self.send(text_data="pong")
 
-    async def hints(self, event: dict[str, Any]) -> None:
-        """One message of the group."""
+    async def invalidations(self, event: dict[str, Any]) -> None:
+        """Handle one message of the group."""
         for topic, subject in event["changed"]:
             self._waiting[str(topic), str(subject)] = None
         if self._flusher is None or self._flusher.done():

@@ -1,1 +1,1 @@
-"""What the surfaces share: typed background tasks, enqueued on commit, and process heartbeats."""
+"""Background tasks, enqueued on commit, and process heartbeats."""

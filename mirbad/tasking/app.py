@@ -1,4 +1,4 @@
-"""The Celery application. It rings; rows in the database decide. `mirbad.celery` adds the tasks and the beat table."""
+"""The Celery application. It only signals; rows in the database decide. `mirbad.celery` adds tasks and beat table."""
 
 import os
 
@@ -9,12 +9,12 @@ from mirbad.kernel.conf import settings
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
 
 PUBLISH_TIMEOUT_SECONDS = 2.0
-# One silent second try covers a pooled connection that died with an earlier broker; then the sweep takes over.
+# One silent retry covers a pooled connection that died with an earlier broker; then the sweep takes over.
 PUBLISH_RETRY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}
 
 
 def broker_url(redis_url: str) -> str:
-    """`redis_url` as Celery wants it: ``unix:///path`` becomes ``redis+socket:///path``."""
+    """Return `redis_url` in Celery's form: ``unix:///path`` becomes ``redis+socket:///path``."""
     if redis_url.startswith("unix://"):
         return "redis+socket://" + redis_url.removeprefix("unix://")
     return redis_url

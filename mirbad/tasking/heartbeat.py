@@ -1,4 +1,4 @@
-"""Signs of life of the master's processes: a Redis key with a life of 15 seconds each, renewed by a thread."""
+"""Heartbeats of the master's processes: a Redis key with a life of 15 seconds each, renewed by a thread."""
 
 import os
 import socket
@@ -20,15 +20,15 @@ PROCESSES = ("web", "enroll", "watcher", "worker", "beat", "up")
 
 
 def connect() -> redis.Redis:
-    """A client of the broker with short time-outs. Raises Unavailable when no broker is set."""
+    """Return a client of the broker with short time-outs. Raises Unavailable when no broker is configured."""
     url = settings().redis_url
     if not url:
-        raise Unavailable("No broker is set: MIRBAD_REDIS_URL is empty.")
+        raise Unavailable("No broker is configured: MIRBAD_REDIS_URL is empty.")
     return redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
 
 
 class Heartbeat:
-    """The thread that renews one process's key until `stop`. `healthy` may say that the process is stuck."""
+    """The thread that renews one process's key until `stop`. `healthy` returns False when the process is stuck."""
 
     def __init__(self, process: str, healthy: Callable[[], bool] | None = None) -> None:
         self._process = process
@@ -39,11 +39,11 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=f"heartbeat-{process}", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first sign follows at once."""
+        """Start; the first heartbeat follows at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and take the key away so that the process is seen to be gone without delay."""
+        """Stop, and delete the key so that the end of the process is observed without delay."""
         self._stopped.set()
         self._thread.join(timeout=5)
 
@@ -55,10 +55,10 @@ class Heartbeat:
             if self._stopped.wait(_PERIOD_SECONDS):
                 break
         try:
-            if client.get(key) == self._sign.encode():  # another process of the same kind may live on
+            if client.get(key) == self._sign.encode():  # another process of the same kind may still run
                 client.delete(key)
         except redis.RedisError:
-            log.debug("the broker was gone before the heartbeat ended", process=self._process)
+            log.debug("the broker was gone before the heartbeat stopped", process=self._process)
         client.close()
 
     def _renew(self, client: redis.Redis, key: str) -> None:
@@ -69,12 +69,12 @@ class Heartbeat:
             self._silent = False
         except redis.RedisError as error:
             if not self._silent:
-                log.warning("no sign of life can be given: the broker is away", error=str(error))
+                log.warning("heartbeat not sent: the broker is unreachable", error=str(error))
             self._silent = True
 
 
 def start(process: str, healthy: Callable[[], bool] | None = None) -> Heartbeat | None:
-    """Give signs of life of this process under `process` (one of PROCESSES). None when no broker is set."""
+    """Send heartbeats of this process under `process` (one of PROCESSES). None when no broker is configured."""
     if not settings().redis_url:
         log.info("no heartbeat: MIRBAD_REDIS_URL is empty", process=process)
         return None
@@ -84,7 +84,7 @@ def start(process: str, healthy: Callable[[], bool] | None = None) -> Heartbeat 
 
 
 def alive() -> dict[str, float]:
-    """Seconds since each process's last sign of life, for those whose sign is not older than LIFE_SECONDS.
+    """Return the seconds since each process's last heartbeat, for heartbeats not older than LIFE_SECONDS.
 
     Ages come from the key's remaining life, so hosts need no common clock. Raises Unavailable without a broker.
     """
@@ -96,7 +96,7 @@ def alive() -> dict[str, float]:
             lives = pipe.execute()
         client.close()
     except redis.RedisError as error:
-        raise Unavailable(f"The broker cannot be reached: {error}") from error
+        raise Unavailable(f"The broker is unreachable: {error}") from error
     return {
         process: round(max(0.0, LIFE_SECONDS - left / 1000), 1)
         for process, left in zip(PROCESSES, lives, strict=True)

@@ -1,1 +1,1 @@
-"""`make up`: one supervisor for all processes of a master and its own node, and the commands of an operator's shell."""
+"""`make up`: one supervisor for all processes of a master and its bootstrap node, and the operator's commands."""

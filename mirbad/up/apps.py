@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class UpConfig(AppConfig):
-    """Commands of an operator's shell."""
+    """Commands for an operator's shell."""
 
     name = "mirbad.up"
     label = "up"

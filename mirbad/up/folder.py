@@ -1,4 +1,4 @@
-"""The data folder: made, private, writable, and held by one `make up` at a time."""
+"""The data folder: created, private, writable, and locked by one `make up` at a time."""
 
 import fcntl
 import hashlib
@@ -8,21 +8,24 @@ import re
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agent.common.files import write_text
 from mirbad.up.errors import CannotStart
 
 _OWN_PARTS = frozenset(
-    {"agent", "audit", "logs", "lost+found", "pki", "recovery", "run", "secrets", "static", "takeover"}
+    {"agent", "audit", "bootstrap", "logs", "lost+found", "pki", "recovery", "run", "secrets", "snapshots", "static"}
+    | {"takeover"}
 )
 SOCKET_PATH_LIMIT = 107
-"""Bytes of a Unix socket's path, the ending zero not counted."""
+"""Bytes of a Unix socket's path, without the terminating zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a running `make up` tells other commands, in ``MIRBAD_DATA/run/up.json``."""
+    """The facts of a running `make up` for other commands, in ``MIRBAD_DATA/run/up.json``."""
 
     pid: int
     started_at: str
@@ -31,29 +34,19 @@ class RunFacts:
     web_url: str
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace `path` by `text`, mode 0600, whole or not at all, flushed to disk."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def prepare(data: Path) -> bool:
+    """Create the data folder and its private parts. Return whether other users could open it before.
 
-
-def prepare(data: Path) -> None:
-    """Make the data folder and its private parts. Raises CannotStart with what to change."""
+    Raises CannotStart with the fix.
+    """
     if re.search(r"\s[;#]", str(data)) or not str(data).isprintable():
-        # both begin a comment in supervisord's configuration
-        raise CannotStart(f"MIRBAD_DATA={str(data)!r} holds a ; or # after a space, or a control character: rename it.")
+        # both start a comment in supervisord's configuration
+        raise CannotStart(f"MIRBAD_DATA={str(data)!r} contains ' ;', ' #' or a control character. Rename it.")
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_foreign(data)
-        if stat.S_IMODE(data.stat().st_mode) & 0o077:
+        exposed = bool(stat.S_IMODE(data.stat().st_mode) & 0o077)
+        if exposed:
             data.chmod(0o700)
         for part in ("secrets", "run", "agent", "agent/models"):
             (data / part).mkdir(mode=0o700, exist_ok=True)
@@ -64,24 +57,84 @@ def prepare(data: Path) -> None:
             probe.flush()
     except OSError as error:
         raise CannotStart(
-            f"The data folder {data} cannot be written ({error.strerror}). "
+            f"The data folder {data} is not writable ({error.strerror}). "
             "Give this user write access to it, or set MIRBAD_DATA to another folder."
         ) from error
+    return exposed
+
+
+@dataclass(frozen=True, slots=True)
+class Tightened:
+    """The entries of a data folder that had rights for other users: those that are private now, and those that are not.
+
+    `exposed` is whether the data folder itself let other users in.
+    """
+
+    closed: tuple[Path, ...] = ()
+    open: tuple[Path, ...] = ()
+    exposed: bool = False
+
+    def sentences(self) -> list[str]:
+        """Return the sentences to report, none when all was private."""
+        lines = []
+        if self.exposed:
+            lines.append(
+                "Other users of this machine could open the data folder; only this user can now. "
+                "Replace its secrets if somebody may have read them."
+            )
+        if self.closed:
+            lines.append(f"Took the rights of other users from {_named(self.closed)}.")
+        if self.open:
+            lines.append(
+                f"Other users have rights on {_named(self.open)}, and this user cannot change that. "
+                "Run chmod -R go= on it as its owner."
+            )
+        return lines
+
+
+def _named(paths: tuple[Path, ...]) -> str:
+    rest = len(paths) - 1
+    return f"{paths[0]}{f' and {rest} more' if rest else ''}"
+
+
+def tighten(data: Path, *, exposed: bool) -> Tightened:
+    """Take the rights of other users from everything in the data folder but the models, which are no secret."""
+    closed, left = [], []
+    for entry in _entries(data):
+        try:
+            mode = entry.lstat().st_mode
+            if stat.S_ISLNK(mode) or not mode & 0o077:
+                continue
+            entry.chmod(stat.S_IMODE(mode) & 0o700)
+            closed.append(entry)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            left.append(entry)
+    return Tightened(tuple(closed), tuple(left), exposed)
+
+
+def _entries(data: Path) -> Iterator[Path]:
+    models = data / "agent" / "models"
+    for here, folders, names in os.walk(data):
+        folder = Path(here)
+        folders[:] = [name for name in folders if folder / name != models and not (folder / name).is_symlink()]
+        yield from (folder / name for name in (*folders, *names))
 
 
 def _refuse_foreign(data: Path) -> None:
-    """A folder that holds something else is left as it is: closing it to others could stop a whole machine."""
+    """Refuse a folder with other content: making it private could break the machine."""
     names = {entry.name for entry in data.iterdir()}
     others = sorted(names - _OWN_PARTS)
     if others and "secrets" not in names:
         raise CannotStart(
-            f"The data folder {data} holds other things ({', '.join(others[:3])}{', …' if others[3:] else ''}). "
+            f"The data folder {data} contains other files ({', '.join(others[:3])}{', …' if others[3:] else ''}). "
             "Set MIRBAD_DATA to a new or empty folder, or to one that Mirbad made."
         )
 
 
 class Lock:
-    """One `make up` per data folder. The kernel drops it with the process, so a crash leaves nothing to clean."""
+    """The lock of a data folder: one `make up` at a time. The kernel releases it with the process, even in a crash."""
 
     def __init__(self, data: Path) -> None:
         self._path = data / "run" / "up.lock"
@@ -89,13 +142,16 @@ class Lock:
         self._descriptor = -1
 
     def take(self) -> None:
-        """Hold the folder until this process ends. Raises CannotStart naming the process that holds it."""
+        """Lock the folder until this process ends; again does nothing. Raises CannotStart naming its holder."""
+        if self._descriptor >= 0:
+            return
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = self._path.read_text().strip() or "unknown"
             os.close(self._descriptor)
+            self._descriptor = -1
             raise CannotStart(
                 f"Mirbad already runs on {self._data} (process {holder}), or is just ending there. "
                 "Stop it with Ctrl-C in its terminal and wait for its end, or set MIRBAD_DATA to another folder."
@@ -105,7 +161,7 @@ class Lock:
 
 
 def is_running(data: Path) -> bool:
-    """Whether some `make up` holds the folder now."""
+    """Return whether a `make up` holds the folder now."""
     try:
         descriptor = os.open(data / "run" / "up.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -120,9 +176,9 @@ def is_running(data: Path) -> bool:
 
 
 def runtime_dir(data: Path) -> Path:
-    """A short private folder for sockets, the same for the same data folder. Raises CannotStart.
+    """Return a short private folder for sockets, the same for the same data folder. Raises CannotStart.
 
-    Socket paths end at 108 bytes, so it cannot lie inside an arbitrary data folder.
+    Socket paths end at 108 bytes, so it cannot be inside an arbitrary data folder.
     """
     name = f"mirbad-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}"
     bases = [Path(given) for given in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp") if given]  # noqa: S108  ownership and mode are checked
@@ -143,7 +199,7 @@ def runtime_dir(data: Path) -> Path:
 
 
 def read_facts(data: Path) -> RunFacts | None:
-    """What the last `make up` wrote of itself; None when it ended cleanly or never ran."""
+    """Read the facts of the last `make up`; None when it ended cleanly or never ran."""
     try:
         return RunFacts(**json.loads((data / "run" / "up.json").read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -152,29 +208,29 @@ def read_facts(data: Path) -> RunFacts | None:
 
 def write_facts(data: Path, facts: RunFacts) -> None:
     """Tell other commands where this run is found."""
-    write_private(data / "run" / "up.json", json.dumps(asdict(facts)))
+    write_text(data / "run" / "up.json", json.dumps(asdict(facts)))
 
 
 def forget_facts(data: Path) -> None:
-    """The run ended cleanly."""
+    """Remove the facts, since the run ended cleanly."""
     (data / "run" / "up.json").unlink(missing_ok=True)
 
 
 def ensure_secret_key(data: Path, given: str, *, database_is_ours: bool) -> None:
-    """Make ``secrets/secret-key`` unless a key is given or stored. Raises CannotStart when it was lost."""
+    """Create ``secrets/secret-key`` unless a key is given or stored. Raises CannotStart when it was lost."""
     path = data / "secrets" / "secret-key"
     if given or path.exists():
         return
     if database_is_ours and (data / "mirbad.sqlite3").exists():
         raise CannotStart(
             f"{path} is missing, but the data was sealed with it. "
-            "Put it back from a snapshot, or set MIRBAD_SECRET_KEY to its content."
+            "Restore it from a snapshot, or set MIRBAD_SECRET_KEY to its content."
         )
-    write_private(path, secrets.token_urlsafe(48) + "\n")
+    write_text(path, secrets.token_urlsafe(48) + "\n")
 
 
 def ensure_admin_password(data: Path, given: str | None) -> None:
-    """Make ``secrets/admin-password`` unless a password is given (an empty one disables log-in) or stored."""
+    """Create ``secrets/admin-password`` unless a password is given (an empty one disables log-in) or stored."""
     path = data / "secrets" / "admin-password"
     if given is None and not path.exists():
-        write_private(path, secrets.token_urlsafe(15) + "\n")
+        write_text(path, secrets.token_urlsafe(15) + "\n")

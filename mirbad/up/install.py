@@ -1,4 +1,4 @@
-"""Makes ``.venv`` from the locked requirements: ``python3 install.py VENV base engine``. Standard library alone.
+"""Creates ``.venv`` from the locked requirements: ``python3 install.py VENV base engine``. Standard library alone.
 
 Each list is installed with hashes, and only when its lock (or the Python) has changed since the last time.
 """
@@ -15,19 +15,19 @@ from pathlib import Path
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
 _TITLES = {"base": "the master", "engine": "the starter engine and model", "dev": "the tests"}
-# the engine's lock was made without dependencies: one of them would be built from source and is not needed
+# the engine's lock has no dependencies: one of them would be built from source and is not needed
 _WITHOUT_DEPENDENCIES = frozenset({"engine"})
 _COLLECTING = re.compile(r"^\s*Collecting ([A-Za-z0-9_.-]+)")
 _DOWNLOADING = re.compile(r"^\s*Downloading (\S+)(?: \(([^)]*)\))?")
 
 
 def digest(requirements: Path, venv: Path) -> str:
-    """What an installed list is known by: its lock, and the interpreter that `venv` was made with."""
+    """Return the digest of an installed list: of its lock, and of the interpreter that created `venv`."""
     return hashlib.sha256(requirements.read_bytes() + (venv / "pyvenv.cfg").read_bytes()).hexdigest()
 
 
 def is_installed(venv: Path, name: str) -> bool:
-    """Whether requirements/`name`.txt was installed as it is now. An interpreter that went away counts as no."""
+    """Return whether requirements/`name`.txt is installed as it is now. With the interpreter gone it is not."""
     with contextlib.suppress(FileNotFoundError):
         stored = (venv / f".installed-{name}").read_text()
         return (venv / "bin" / "python").exists() and stored == digest(_REQUIREMENTS / f"{name}.txt", venv)
@@ -35,7 +35,7 @@ def is_installed(venv: Path, name: str) -> bool:
 
 
 def make_venv(venv: Path) -> None:
-    """Create `venv` unless a working one stands there. Exits with a sentence when Python lacks venv."""
+    """Create `venv` unless a working one exists. Exits with a sentence when Python lacks venv."""
     python = venv / "bin" / "python"
     if python.exists() and _run([str(python), "-m", "pip", "--version"]).returncode == 0:
         return
@@ -46,7 +46,7 @@ def make_venv(venv: Path) -> None:
     if made.returncode:
         shutil.rmtree(venv, ignore_errors=True)
         sys.exit(
-            "Python could not make a virtual environment. On Debian and Ubuntu: apt install python3-venv.\n"
+            "Python could not create a virtual environment. On Debian and Ubuntu: apt install python3-venv.\n"
             + (made.stdout + made.stderr).strip()
         )
 
@@ -65,13 +65,13 @@ def install(venv: Path, name: str) -> None:
     started = time.monotonic()
     lines = _run_pip([str(venv / "bin" / "python"), "-m", "pip", *arguments, "-r", str(requirements)], name, count)
     if lines is not None:
-        sys.exit("\n".join(["The libraries could not be installed. The last lines of pip:", *lines[-12:]]))
+        sys.exit("\n".join(["Installing the libraries failed. Last lines of pip:", *lines[-12:]]))
     (venv / f".installed-{name}").write_text(digest(requirements, venv))
     _show(f"Installed {_TITLES[name]}: {count} packages in {time.monotonic() - started:.0f} s", last=True)
 
 
 def _run_pip(command: list[str], name: str, count: int) -> list[str] | None:
-    """Run pip and show how far it is. None when it succeeded, else what it said."""
+    """Run pip and show its progress. None when it succeeded, else its output."""
     lines: list[str] = []
     seen = 0
     _show(f"Installing {_TITLES[name]} …", last=not sys.stdout.isatty())
@@ -98,7 +98,7 @@ def _show(text: str, *, last: bool = False) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Make the environment and install each list."""
+    """Create the environment and install each list."""
     venv = Path(arguments[0])
     for name in ("PYTHONPATH", "PYTHONHOME"):
         os.environ.pop(name, None)

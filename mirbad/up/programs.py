@@ -1,15 +1,17 @@
 """The processes of a master and its own node, and the supervisord configuration that runs them."""
 
+import json
 import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.common import listening
 from mirbad.kernel.conf import Settings
 from mirbad.up import broker
 
 ROOT = Path(__file__).resolve().parents[2]
-_TETHER = Path(__file__).with_name("tether.py")
+_PARENT_DEATH = Path(__file__).with_name("parent_death.py")
 _OUTPUT_BYTES = 4 * 1024 * 1024
 SERVICES = ("web", "enroll", "watcher", "worker", "beat")
 """The master's own processes, each with a heartbeat."""
@@ -29,7 +31,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things of one run lie."""
+    """The paths of one run."""
 
     settings: Settings
     runtime: Path
@@ -38,7 +40,7 @@ class Layout:
 
     @property
     def control_socket(self) -> Path:
-        """Where supervisord answers."""
+        """The socket on which supervisord responds."""
         return self.runtime / "supervisord.sock"
 
     @property
@@ -58,18 +60,28 @@ class Layout:
 
     @property
     def agent_joined(self) -> bool:
-        """Whether this machine's own agent has an identity."""
+        """Return whether this machine's own agent has an identity."""
         return (self.agent_state / "identity" / "current").exists()
 
     @property
     def models_root(self) -> Path:
-        """Where this machine's own agent finds models, one folder each."""
-        return self.settings.data / "agent" / "models"
+        """The folder with the models of this machine's own agent, one folder each."""
+        return models_root(self.settings.data)
 
     @property
     def embeds_broker(self) -> bool:
-        """Whether the broker is ours to run."""
+        """Return whether Mirbad runs the broker itself."""
         return not self.settings.redis_url
+
+
+def models_root(data: Path) -> Path:
+    """Return the models folder of this machine's own agent: that of ``agent.json``, else the one it is made with."""
+    config = data / "agent" / "agent.json"
+    try:
+        given = json.loads(config.read_text())["models_root"]
+    except (OSError, ValueError, KeyError, TypeError):
+        given = None
+    return config.parent / (given if isinstance(given, str) and given else "models")
 
 
 def _manage(layout: Layout, *arguments: str) -> tuple[str, ...]:
@@ -77,22 +89,24 @@ def _manage(layout: Layout, *arguments: str) -> tuple[str, ...]:
 
 
 def web(layout: Layout) -> tuple[str, ...]:
-    """The command of the web process. Only a listed proxy's forwarding headers are believed."""
+    """Return the command of the web process. Only a listed proxy's forwarding headers are trusted."""
     settings = layout.settings
-    door = ("--http", "models_app.gateway.front:connection") if settings.v1_door == "fast" else ()
+    fast = settings.v1_door == "fast"
+    server = f"models_app.gateway.protocol:{'connection' if fast else 'page_connection'}"
     proxies = ("--forwarded-allow-ips", ",".join(settings.trusted_proxies)) if settings.trusted_proxies else ()
     return (
         *(layout.python, "-m", "uvicorn", "mirbad.asgi:application"),
-        *("--host", settings.bind, "--port", str(settings.port)),
+        *("--host", listening.host_of(settings.bind), "--port", str(settings.port)),
         *("--lifespan", "on", "--timeout-graceful-shutdown", "5", "--no-access-log", "--no-server-header"),
         *("--ws", "websockets-sansio", "--log-level", settings.log_level),
-        *door,
+        *("--ws-max-size", "1024", "--ws-per-message-deflate", "false"),  # pages send a ping, and get short texts
+        *("--http", server, "--timeout-keep-alive", str(round(settings.keep_alive.total_seconds()))),
         *(proxies or ("--no-proxy-headers",)),
     )
 
 
 def worker(layout: Layout) -> tuple[str, ...]:
-    """The command of the worker: threads, because its work waits for the network."""
+    """Return the command of the worker: threads, because its work waits for the network."""
     return (
         *(layout.python, "-m", "celery", "-A", "mirbad.celery", "worker", "--pool", "threads", "--concurrency", "8"),
         *("--without-gossip", "--without-mingle", "--loglevel", layout.settings.log_level),
@@ -100,7 +114,7 @@ def worker(layout: Layout) -> tuple[str, ...]:
 
 
 def beat(layout: Layout) -> tuple[str, ...]:
-    """The command of beat. Its table is in code and its schedule in memory: nothing is kept on disk."""
+    """Return the command of beat. Its table is in code and its schedule in memory: nothing is kept on disk."""
     return (
         *(layout.python, "-m", "celery", "-A", "mirbad.celery", "beat"),
         *("--scheduler", "celery.beat:Scheduler", "--pidfile", "", "--loglevel", layout.settings.log_level),
@@ -108,12 +122,12 @@ def beat(layout: Layout) -> tuple[str, ...]:
 
 
 def agent(layout: Layout, *arguments: str) -> tuple[str, ...]:
-    """A command of this machine's own agent."""
+    """Return a command of this machine's own agent."""
     return (layout.python, "-m", "agent", *arguments, "--config", str(layout.agent_config))
 
 
 def programs(layout: Layout) -> tuple[Program, ...]:
-    """All processes in the order in which they start. The agent waits until it has an identity."""
+    """Return all processes in the order in which they start. The agent waits until it has an identity."""
     own = [
         Program("web", web(layout), 20, 10),
         Program("enroll", _manage(layout, "enroll_listener"), 20, 8),
@@ -128,13 +142,13 @@ def programs(layout: Layout) -> tuple[Program, ...]:
     return tuple(own)
 
 
-def tethered(layout: Layout, command: tuple[str, ...], *, scrubbed: bool = False) -> tuple[str, ...]:
-    """`command` as a process that ends with its parent."""
-    return (layout.python, "-I", "-S", str(_TETHER), *(("--scrub",) if scrubbed else ()), "--", *command)
+def with_parent_death(layout: Layout, command: tuple[str, ...], *, scrubbed: bool = False) -> tuple[str, ...]:
+    """Return `command` as a process that ends with its parent."""
+    return (layout.python, "-I", "-S", str(_PARENT_DEATH), *(("--scrub",) if scrubbed else ()), "--", *command)
 
 
 def configuration(layout: Layout, of: tuple[Program, ...]) -> str:
-    """The text of supervisord.conf. It holds no secret: those travel by environment and files."""
+    """Return the text of supervisord.conf. It contains no secret: those are passed by environment and files."""
     logs = layout.settings.logs_dir
     sections: list[tuple[str, dict[str, object]]] = [
         ("unix_http_server", {"file": layout.control_socket, "chmod": "0600"}),
@@ -164,7 +178,7 @@ def configuration(layout: Layout, of: tuple[Program, ...]) -> str:
 
 def _section(layout: Layout, program: Program) -> dict[str, object]:
     return {
-        "command": shlex.join(tethered(layout, program.command, scrubbed=program.scrubbed)),
+        "command": shlex.join(with_parent_death(layout, program.command, scrubbed=program.scrubbed)),
         "priority": program.priority,
         "autostart": str(program.autostart).lower(),
         "autorestart": "true",

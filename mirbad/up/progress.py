@@ -1,4 +1,4 @@
-"""What a person sees while Mirbad comes up: one line a step with its second, and the present state while it lasts."""
+"""The output of `make up`: one line per step with its second, and the present state while it lasts."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from typing import TextIO
 from mirbad.kernel import clock
 
 STARTED = "MIRBAD_INTERNAL_STARTED"
-"""When `make up` began (seconds since the epoch), so that all of its processes count from one moment."""
+"""The start of `make up` (seconds since the epoch), so that all of its processes count from one moment."""
 
 _REPEAT_SECONDS = 5.0
 
 
-class Progress:
+class ProgressDisplay:
     """Lines on a stream. On a terminal the present state is redrawn in place, else it is a line when it changes."""
 
     def __init__(self, stream: TextIO | None = None, started: float | None = None) -> None:
@@ -30,23 +30,23 @@ class Progress:
         return self._started
 
     def seconds(self) -> float:
-        """Seconds since `make up` began."""
+        """Return the seconds since `make up` started."""
         return max(0.0, clock.now().timestamp() - self._started)
 
     def done(self, text: str) -> None:
-        """A step ended."""
+        """Print a finished step."""
         self._line("✓", text)
 
     def note(self, text: str) -> None:
-        """Something that a person should know and need not act on."""
+        """Print information that needs no action."""
         self._line("·", text)
 
     def warn(self, text: str) -> None:
-        """Something went wrong; the text says what to do or what is being done."""
+        """Print a problem; the text includes the fix or the present reaction."""
         self._line("!", text)
 
     def now(self, text: str) -> None:
-        """The present state of the step that runs."""
+        """Show the present state of the running step."""
         if self._terminal:
             width = os.get_terminal_size(self._stream.fileno()).columns or 80
             self._write(f"\r\x1b[K{self._stamp('…', text)[: width - 1]}")
@@ -56,7 +56,7 @@ class Progress:
             self._last, self._last_at = text, time.monotonic()
 
     def plain(self, text: str) -> None:
-        """Text as it is, on lines of its own."""
+        """Print text as it is, on lines of its own."""
         self._clear()
         self._write(text + "\n")
 

@@ -1,4 +1,4 @@
-"""One run of `make up`: start, tend, report, stop. It never imports Django, so that it stays small."""
+"""One run of `make up`: start, supervise, report, stop. It never imports Django, to stay small."""
 
 import contextlib
 import os
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from mirbad.kernel import clock
 from mirbad.kernel.conf import Settings
-from mirbad.up import broker, folder, ports, programs, supervisor
+from mirbad.up import broker, database_files, folder, ports, programs, restore, supervisor
 from mirbad.up.errors import CannotStart
 from mirbad.up.programs import Layout
-from mirbad.up.progress import STARTED, Progress
+from mirbad.up.progress import STARTED, ProgressDisplay
 from mirbad.up.shutdown import Shutdown
 from mirbad.up.signals import Stops
-from mirbad.up.supervisor import Control, NotAnswering, ProcessState
+from mirbad.up.supervisor import Control, NotResponding, ProcessState
 
 if TYPE_CHECKING:
     from mirbad.tasking.heartbeat import Heartbeat
 
 REPORT = "MIRBAD_INTERNAL_REPORT_FD"
-"""The descriptor on which the bootstrap process says how far it is: one word a line."""
+"""The descriptor on which the bootstrap process reports its progress: one word per line."""
 
 _LOOK_SECONDS = 1.0
 _FATAL_PAUSE_SECONDS = 30.0
@@ -29,9 +29,9 @@ _AFTER_CRASH_SECONDS = 6.0
 
 
 class Session:
-    """Everything that one `make up` holds."""
+    """The state of one `make up`."""
 
-    def __init__(self, settings: Settings, progress: Progress, stops: Stops) -> None:
+    def __init__(self, settings: Settings, progress: ProgressDisplay, stops: Stops) -> None:
         self._settings = settings
         self._progress = progress
         self._stops = stops
@@ -49,7 +49,7 @@ class Session:
         self._heartbeat: Heartbeat | None = None
 
     def run(self) -> int:
-        """Come up, stay until asked to stop, go down. Returns the exit code. Raises CannotStart."""
+        """Start, run until asked to stop, stop. Returns the exit code. Raises CannotStart."""
         self._make_ready()
         self._start_bootstrap()
         self._selector.register(self._stops.wakeup, selectors.EVENT_READ)
@@ -65,13 +65,20 @@ class Session:
 
     def _make_ready(self) -> None:
         data = self._settings.data
-        folder.prepare(data)
         self._lock = folder.Lock(data)
+        if restore.is_interrupted(data):
+            self._lock.take()
+            restore.finish(data)
+            self._progress.note("Finished the restore that was interrupted.")
+        exposed = folder.prepare(data)
         self._lock.take()
+        for sentence in folder.tighten(data, exposed=exposed).sentences():
+            self._progress.warn(sentence)
         crashed = folder.read_facts(data) is not None
-        ports.require_free(ports.wanted(self._settings), patience_seconds=_AFTER_CRASH_SECONDS if crashed else 0.0)
+        ports.require_free(ports.required(self._settings), patience_seconds=_AFTER_CRASH_SECONDS if crashed else 0.0)
         folder.ensure_secret_key(data, self._settings.secret_key, database_is_ours=not self._settings.database_url)
         folder.ensure_admin_password(data, self._settings.admin_password)
+        self._settle_database()
         self._layout = Layout(self._settings, folder.runtime_dir(data))
         redis_url = self._settings.redis_url
         if self._layout.embeds_broker:
@@ -81,7 +88,7 @@ class Session:
         else:
             broker.require_reachable(redis_url)
         self._environ = child_environment(self._settings, redis_url, self._progress.started)
-        # another process may be told of a password in this URL only by its own environment
+        # another process may be given a password in this URL only by its own environment
         shown_redis = redis_url if self._layout.embeds_broker else ""
         folder.write_facts(
             data,
@@ -95,13 +102,24 @@ class Session:
         )
         self._progress.done(f"Data folder {data}")
         if crashed:
-            self._progress.note("The last run did not end cleanly; it is taken up where it was.")
+            self._progress.note("The last run did not stop cleanly; resuming.")
+
+    def _settle_database(self) -> None:
+        """Separate the database from files of another one, before anything opens it."""
+        if self._settings.database_url:
+            return
+        if (aside := database_files.settle(self._settings.data)) is not None:
+            self._progress.warn(
+                "Files of another database were beside mirbad.sqlite3, as after a restore by hand. "
+                f"They are in {aside} now."
+            )
+        database_files.begin_run(self._settings.data)
 
     def _start_bootstrap(self) -> None:
         command = (self._layout.python, "-m", "mirbad.up.bootstrap")
         os.set_inheritable(self._writer, True)
         self._bootstrap = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            programs.tethered(self._layout, command),
+            programs.with_parent_death(self._layout, command),
             cwd=self._layout.root,
             env={**self._environ, REPORT: str(self._writer)},
             stdin=subprocess.DEVNULL,
@@ -137,15 +155,15 @@ class Session:
         if self._supervisord is None:
             return
         if (ended := self._supervisord.poll()) is not None:
-            self._progress.warn(f"supervisord ended (code {ended}), and every process with it; starting them again.")
+            self._progress.warn(f"supervisord exited (code {ended}) with all processes; restarting them.")
             self._seen.clear()
             self._pids.clear()
             self._start_supervisord()
         self._give_sign_of_life()
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
-            # one that does not answer starts, or has just ended: the next round sees which
-            with contextlib.suppress(NotAnswering), Control(self._layout.control_socket) as control:
+            # one that does not respond is starting, or has just ended: the next round shows which
+            with contextlib.suppress(NotResponding), Control(self._layout.control_socket) as control:
                 self._look(control)
 
     def _give_sign_of_life(self) -> None:
@@ -163,12 +181,12 @@ class Session:
         for name, state in control.states().items():
             before, self._seen[name] = self._seen.get(name), state
             if state.state == "BACKOFF" and (before is None or before.state not in {"BACKOFF", "STARTING", "FATAL"}):
-                self._progress.warn(f"{name} does not start; trying again. Its words: {self._output(name)}")
+                self._progress.warn(f"{name} does not start; retrying. Its output: {self._output(name)}")
             elif state.state == "FATAL":
                 self._retry_fatal(control, name)
             if state.state in {"STARTING", "RUNNING"} and state.pid:
                 if self._pids.get(name, state.pid) != state.pid:
-                    self._progress.warn(f"{name} had ended and was started again (process {state.pid}).")
+                    self._progress.warn(f"{name} exited and was restarted (process {state.pid}).")
                 self._pids[name] = state.pid
             if state.state == "RUNNING":
                 self._fatal_since.pop(name, None)
@@ -177,8 +195,7 @@ class Session:
         since = self._fatal_since.get(name)
         if since is None:
             self._progress.warn(
-                f"{name} ended again and again; next try in {_FATAL_PAUSE_SECONDS:.0f} s. "
-                f"Its words: {self._output(name)}"
+                f"{name} keeps exiting; next attempt in {_FATAL_PAUSE_SECONDS:.0f} s. Its output: {self._output(name)}"
             )
         if since is None or time.monotonic() - since >= _FATAL_PAUSE_SECONDS:
             if since is not None:
@@ -199,23 +216,23 @@ class Session:
         if self._heartbeat is not None:
             self._heartbeat.stop()
         clean = Shutdown(self._layout, self._environ, self._progress, self._stops).run(self._supervisord)
+        if clean and not self._settings.database_url:
+            database_files.end_run(self._settings.data)
         folder.forget_facts(self._settings.data)
         if not asked:
             return 1
-        self._progress.done("Everything has ended; nothing is lost." if clean else "Everything was ended in a hurry.")
+        self._progress.done("Stopped cleanly; nothing is lost." if clean else "Stopped in a hurry.")
         return 0 if clean else 130
 
 
 def web_url(settings: Settings) -> str:
-    """The address of the pages, as a person on this machine types it."""
-    host = settings.bind
-    if host in {"0.0.0.0", "::", "127.0.0.1"}:  # noqa: S104  compared, not bound
-        host = "127.0.0.1"
+    """Return the address of the pages for a person on this machine."""
+    host = settings.local_host
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def child_environment(settings: Settings, redis_url: str, started: float) -> dict[str, str]:
-    """What every process of the master is started with."""
+    """Return the environment of every process of the master."""
     dropped = {"MIRBAD_JOIN_TOKEN", "MIRBAD_ENROLL_CA_HASH", "PYTHONPATH", "PYTHONHOME"}
     environ = {name: text for name, text in os.environ.items() if name not in dropped}
     environ |= {

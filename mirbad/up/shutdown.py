@@ -1,4 +1,4 @@
-"""The orderly end: the master's processes, then the agent, then its engines, then the broker."""
+"""The orderly stop: the master's processes, then the agent, then its engines, then the broker."""
 
 import contextlib
 import subprocess
@@ -6,9 +6,9 @@ import time
 
 from mirbad.up import programs
 from mirbad.up.programs import SERVICES, Layout
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 from mirbad.up.signals import Stops
-from mirbad.up.supervisor import Control, NotAnswering
+from mirbad.up.supervisor import Control, NotResponding
 
 _SERVICES_SECONDS = 14.0
 _AGENT_SECONDS = 12.0
@@ -18,16 +18,16 @@ _POLL_SECONDS = 0.1
 
 
 class Shutdown:
-    """Ends everything of one run. What is wanted of the models is not touched, so the next run takes it up."""
+    """Stops all processes of one run. The desired states of models stay, so the next run resumes them."""
 
-    def __init__(self, layout: Layout, environ: dict[str, str], progress: Progress, stops: Stops) -> None:
+    def __init__(self, layout: Layout, environ: dict[str, str], progress: ProgressDisplay, stops: Stops) -> None:
         self._layout = layout
         self._environ = environ
         self._progress = progress
         self._stops = stops
 
     def run(self, supervisord: subprocess.Popen[bytes] | None) -> bool:
-        """End everything; False when it was hurried and processes were killed."""
+        """Stop everything; False when it was hurried and processes were killed."""
         if supervisord is not None and supervisord.poll() is None:
             with Control(self._layout.control_socket) as control:
                 self._in_order(control)
@@ -40,9 +40,9 @@ class Shutdown:
         return clean and engines_ended and not self._stops.hurried
 
     def _in_order(self, control: Control) -> None:
-        with contextlib.suppress(NotAnswering):
+        with contextlib.suppress(NotResponding):
             self._stop(control, SERVICES, _SERVICES_SECONDS, "stopping web, enroll, watcher, worker, beat")
-            # only when nobody watches any more: an engine that ends now must not read as one that failed
+            # only when nobody watches any more: an engine that ends now must not count as failed
             self._stop(control, ("agent",), _AGENT_SECONDS, "stopping the agent")
 
     def _stop(self, control: Control, names: tuple[str, ...], seconds: float, text: str) -> None:
@@ -63,7 +63,7 @@ class Shutdown:
         grace = 0 if self._stops.hurried else _ENGINE_GRACE_SECONDS
         command = programs.agent(self._layout, "stop-all", "--grace", str(grace))
         ending = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            programs.tethered(self._layout, command, scrubbed=True),
+            programs.with_parent_death(self._layout, command, scrubbed=True),
             cwd=self._layout.root,
             env=self._environ,
             stdin=subprocess.DEVNULL,
@@ -78,7 +78,7 @@ class Shutdown:
         while ending.poll() is None:
             if time.monotonic() > deadline:
                 ending.kill()
-                self._progress.warn("The engines of this machine did not end in time. Run: python -m agent stop-all")
+                self._progress.warn("This machine's engines did not stop in time. Run: python -m agent stop-all")
                 return False
             if self._stops.hurried and not hurried_at_start:
                 ending.kill()
@@ -88,15 +88,15 @@ class Shutdown:
         if ending.returncode:
             output = ending.stdout.read().decode(errors="replace").strip() if ending.stdout else ""
             last = output.splitlines()[-1] if output else f"exit code {ending.returncode}"
-            self._progress.warn(f"The engines of this machine were not all stopped: {last}")
+            self._progress.warn(f"Not all of this machine's engines were stopped: {last}")
         return ending.returncode == 0
 
     def _end(self, supervisord: subprocess.Popen[bytes]) -> None:
         if not self._stops.hurried:
-            with contextlib.suppress(NotAnswering), Control(self._layout.control_socket) as control:
+            with contextlib.suppress(NotResponding), Control(self._layout.control_socket) as control:
                 control.shutdown()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisord.wait(timeout=8)
-        # every child of supervisord is tethered to it
+        # every child of supervisord dies with it (parent-death signal)
         supervisord.kill()
         supervisord.wait()

@@ -10,7 +10,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stops:
-    """How often a stop was asked for; `wakeup` is readable after each signal, so that a wait ends at once."""
+    """The count of stop requests; `wakeup` is readable after each signal, so that a wait ends at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -18,7 +18,7 @@ class Stops:
 
     @property
     def hurried(self) -> bool:
-        """Whether it was asked for again."""
+        """Return whether a second stop was requested."""
         return self.count > 1
 
     def drain(self) -> None:
@@ -28,7 +28,7 @@ class Stops:
                 pass
 
     def note(self, _signal: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handle a signal."""
         self.count += 1
         with contextlib.suppress(BlockingIOError):
             os.write(self._written, b"\0")
@@ -36,7 +36,7 @@ class Stops:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Stops]:
-    """Count stop signals instead of dying of them, until the block ends."""
+    """Count stop signals instead of dying from them, until the block ends."""
     stops = Stops()
     before = {number: signal.signal(number, stops.note) for number in _STOPPING}
     try:

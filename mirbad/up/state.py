@@ -1,16 +1,16 @@
-"""The state of a whole master at one moment, for a person in a shell and for scripts."""
+"""The state of the whole master at one moment, for a person in a shell and for scripts."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mirbad.kernel import room
+from mirbad.kernel import disk
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
 from mirbad.up import folder
-from mirbad.up.supervisor import Control, NotAnswering
+from mirbad.up.supervisor import Control, NotResponding
 from models_app.models import Placement
 from models_app.states import READY, RUNNING
 from nodes import queries
@@ -18,8 +18,8 @@ from nodes.models import Node
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLine:
-    """One process. `seconds` since its start or its last sign of life, None when not known."""
+class ProcessStatus:
+    """One process. `seconds` since its start or its last heartbeat, None when unknown."""
 
     name: str
     state: str
@@ -41,7 +41,7 @@ class NodeLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """One placement: what is wanted and what is seen."""
+    """One placement: its desired and its observed state."""
 
     id: str
     node: str
@@ -51,21 +51,21 @@ class ModelLine:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Everything that `manage.py status` says."""
+class MasterState:
+    """The output of `manage.py status`."""
 
     running: bool
     url: str
     pid: int | None
     started_at: str | None
-    processes: tuple[ProcessLine, ...]
+    processes: tuple[ProcessStatus, ...]
     nodes: tuple[NodeLine, ...]
     models: tuple[ModelLine, ...]
     disk: str = ""
-    """Why the data folder cannot be written, as a sentence; empty when it can."""
+    """The reason why the data folder cannot be written, as a sentence; empty when it can."""
 
     def needs_attention(self) -> bool:
-        """Whether a person should look."""
+        """Return whether something needs a person."""
         return (
             not self.running
             or bool(self.disk)
@@ -75,18 +75,18 @@ class State:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values in camelCase."""
+        """Return JSON values in camelCase."""
         head = {"running": self.running, "url": self.url, "pid": self.pid, "startedAt": self.started_at}
         head["disk"] = self.disk or None
         rows = {name: [asdict(row) for row in getattr(self, name)] for name in ("processes", "nodes", "models")}
         return {**head, **rows, "needsAttention": self.needs_attention()}
 
     def as_words(self) -> Iterable[str]:
-        """Lines for a person."""
+        """Yield lines for a person."""
         if self.running:
-            yield f"Mirbad runs at {self.url} (process {self.pid}, since {self.started_at})."
+            yield f"Mirbad is running at {self.url} (process {self.pid}, since {self.started_at})."
         else:
-            yield f"Mirbad does not run on {settings().data}. Start it with make up."
+            yield f"Mirbad is not running on {settings().data}. Start it with make up."
         if self.disk:
             yield self.disk
         yield from _table("Processes", [_process_words(row) for row in self.processes])
@@ -94,12 +94,12 @@ class State:
         yield from _table("Models", [_model_words(row) for row in self.models])
 
 
-def read() -> State:
-    """Look at everything. Raises Django's OperationalError or ProgrammingError when there is no usable database."""
+def read() -> MasterState:
+    """Read all states. Raises Django's OperationalError or ProgrammingError when there is no usable database."""
     data = settings().data
     running = folder.is_running(data)
     facts = folder.read_facts(data) if running else None
-    return State(
+    return MasterState(
         running=running,
         url=facts.web_url if facts else "",
         pid=facts.pid if facts else None,
@@ -107,29 +107,29 @@ def read() -> State:
         processes=_processes(facts),
         nodes=tuple(_nodes()),
         models=tuple(_models()),
-        disk=room.why_unwritable(data, f"the data folder {data}"),
+        disk=disk.unwritable_reason(data, f"the data folder {data}"),
     )
 
 
-def _processes(facts: folder.RunFacts | None) -> tuple[ProcessLine, ...]:
+def _processes(facts: folder.RunFacts | None) -> tuple[ProcessStatus, ...]:
     if facts is None:
         return _by_heartbeat() if settings().redis_url else ()
     try:
         with Control(Path(facts.runtime_dir) / "supervisord.sock") as control:
             states = control.states().values()
-    except NotAnswering as error:
-        return (ProcessLine("supervisord", f"does not answer: {error}", None, None, False),)
-    return tuple(ProcessLine(s.name, s.state.lower(), s.pid, s.seconds, s.state == "RUNNING") for s in states)
+    except NotResponding as error:
+        return (ProcessStatus("supervisord", f"not responding: {error}", None, None, False),)
+    return tuple(ProcessStatus(s.name, s.state.lower(), s.pid, s.seconds, s.state == "RUNNING") for s in states)
 
 
-def _by_heartbeat() -> tuple[ProcessLine, ...]:
-    """Processes that run on other hosts show themselves by their signs of life alone."""
+def _by_heartbeat() -> tuple[ProcessStatus, ...]:
+    """Return the processes by their heartbeats alone: they may run on other hosts."""
     try:
         alive = heartbeat.alive()
     except Unavailable as error:
-        return (ProcessLine("broker", error.detail, None, None, False),)
+        return (ProcessStatus("broker", error.detail, None, None, False),)
     return tuple(
-        ProcessLine(name, "alive" if name in alive else "no sign of life", None, alive.get(name), name in alive)
+        ProcessStatus(name, "alive" if name in alive else "no heartbeat", None, alive.get(name), name in alive)
         for name in heartbeat.PROCESSES
     )
 
@@ -146,7 +146,7 @@ def _models() -> Iterable[ModelLine]:
         yield ModelLine(row.model_id, row.node_id_text, row.desired, row.observed, row.observed_reason)
 
 
-def _process_words(row: ProcessLine) -> tuple[str, ...]:
+def _process_words(row: ProcessStatus) -> tuple[str, ...]:
     pid = f"process {row.pid}" if row.pid else ""
     return (row.name, row.state, pid, f"for {_duration(row.seconds)}" if row.seconds is not None else "")
 
@@ -156,7 +156,7 @@ def _node_words(row: NodeLine) -> tuple[str, ...]:
 
 
 def _model_words(row: ModelLine) -> tuple[str, ...]:
-    return (row.id, f"on {row.node}", f"wanted {row.desired}, is {row.observed}", row.reason)
+    return (row.id, f"on {row.node}", f"desired {row.desired}, actual {row.observed}", row.reason)
 
 
 def _table(title: str, rows: list[tuple[str, ...]]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""supervisord: started as our child, asked and told over its Unix socket, started again when it is killed."""
+"""supervisord: started as our child, controlled over its Unix socket, restarted when it is killed."""
 
 import http.client
 import os
@@ -13,13 +13,13 @@ from mirbad.up.programs import Layout
 _STOPPED = frozenset({"STOPPED", "EXITED", "FATAL", "UNKNOWN"})
 
 
-class NotAnswering(Exception):
-    """supervisord cannot be asked now."""
+class NotResponding(Exception):
+    """supervisord does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What supervisord says of one process. `state` is its word: RUNNING, STARTING, BACKOFF, FATAL and so on."""
+    """The state of one process in supervisord. `state` is RUNNING, STARTING, BACKOFF, FATAL and so on."""
 
     name: str
     state: str
@@ -29,12 +29,12 @@ class ProcessState:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing of it runs and nothing will start it again."""
+        """True when the process is not running and supervisord will not start it."""
         return self.state in _STOPPED
 
 
 class Control:
-    """The socket of a supervisord, to be used in a ``with``. Every method raises NotAnswering when there is nobody."""
+    """The socket of supervisord, for use in a ``with``. Every method raises NotResponding when there is no response."""
 
     def __init__(self, socket: os.PathLike[str]) -> None:
         from supervisor.xmlrpc import SupervisorTransport
@@ -49,32 +49,32 @@ class Control:
         self._proxy("close")()
 
     def states(self) -> dict[str, ProcessState]:
-        """Every process by name."""
-        rows = self._ask("getAllProcessInfo")
+        """Return every process by name."""
+        rows = self._call("getAllProcessInfo")
         return {row["name"]: _state(row) for row in rows}
 
     def start(self, name: str) -> None:
-        """Start a process, without waiting; one that runs already is left alone."""
-        self._ask("startProcess", name, False, ignore=("ALREADY_STARTED",))
+        """Start a process without waiting; a running one is left as it is."""
+        self._call("startProcess", name, False, ignore=("ALREADY_STARTED",))
 
     def stop(self, name: str) -> None:
-        """Ask a process to end, without waiting; one that has ended is left alone."""
-        self._ask("stopProcess", name, False, ignore=("NOT_RUNNING",))
+        """Stop a process without waiting; a stopped one is left as it is."""
+        self._call("stopProcess", name, False, ignore=("NOT_RUNNING",))
 
     def shutdown(self) -> None:
-        """End everything and supervisord itself, without waiting."""
-        self._ask("shutdown")
+        """Stop all processes and supervisord itself, without waiting."""
+        self._call("shutdown")
 
-    def _ask(self, method: str, *arguments: Any, ignore: tuple[str, ...] = ()) -> Any:
+    def _call(self, method: str, *arguments: Any, ignore: tuple[str, ...] = ()) -> Any:
         try:
             return getattr(self._proxy.supervisor, method)(*arguments)
         except xmlrpc.client.Fault as fault:
             if fault.faultString.partition(":")[0] in ignore:
                 return None
-            raise NotAnswering(fault.faultString) from fault
+            raise NotResponding(fault.faultString) from fault
         except (OSError, http.client.HTTPException, xmlrpc.client.Error) as error:
             self._proxy("close")()
-            raise NotAnswering(str(error)) from error
+            raise NotResponding(str(error)) from error
 
 
 def _state(row: dict[str, Any]) -> ProcessState:
@@ -96,7 +96,7 @@ def start(layout: Layout, environ: dict[str, str]) -> subprocess.Popen[bytes]:
     layout.control_socket.unlink(missing_ok=True)
     command = (layout.python, "-m", "supervisor.supervisord", "--configuration", str(layout.configuration))
     return subprocess.Popen(  # noqa: S603  our own interpreter and file
-        programs.tethered(layout, command),
+        programs.with_parent_death(layout, command),
         cwd=layout.root,
         env=environ,
         stdin=subprocess.DEVNULL,

@@ -1,1 +1,1 @@
-"""What every page shares: shell, page-or-fragment, content security policy."""
+"""Parts of every page: shell, page or fragment, content security policy."""

@@ -1,4 +1,4 @@
-"""Who may open a page."""
+"""Access to pages by role."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -18,9 +18,10 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def require_role(role: Role) -> Callable[[View], View]:
-    """A page for people of `role` or above: strangers go to the log-in page, others get 403. Takes async views too.
+    """Restrict a page to people of `role` or above: strangers go to the log-in page, others get 403. Also for async
+    views.
 
-    What a view does not find, and does not answer for itself, is a page that is not there.
+    A NotFound that leaves a view becomes a 404 page, so views need no wrapper of their own.
     """
 
     def decorate(view: View) -> View:
@@ -56,11 +57,11 @@ def _guard_async(
 
 
 def _refusal(request: HttpRequest, role: Role) -> HttpResponse | None:
-    """The redirection of a stranger, None for who may go on. Raises PermissionDenied."""
+    """Return the redirection of a stranger, None for a person with the role. Raises PermissionDenied."""
     if not request.user.is_authenticated:
         return _to_login(request)
     if not has_role(request.user, role):
-        raise PermissionDenied(f"This needs the role {role}; ask an owner for it.")
+        raise PermissionDenied(f"This needs the role {role}. Ask an owner for it.")
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the shell of every page needs: who looks, what they may do, where they are."""
+"""Values for the shell of every page: the person, the role, the place in the navigation."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from mirbad.kernel.roles import OPERATOR, OWNER, VIEWER, has_role
 
 THEMES = ("auto", "light", "dark")
 
-# Pages of an app that have a place of their own in the navigation.
+# Pages with their own place in the navigation.
 _OWN_PLACE = {
     "models:playground": "models:playground",
     "models:keys": "models:keys",
@@ -19,10 +19,12 @@ _OWN_PLACE = {
     "models:catalog": "jobs:downloads",
     "jobs:downloads": "jobs:downloads",
     "jobs:download-new": "jobs:downloads",
+    "nodes:witnesses-accept": "audit",
     "jobs:ca": "nodes",
     "jobs:ca-replace": "nodes",
     "jobs:node-revoke": "nodes",
     "jobs:node-drain": "nodes",
+    "jobs:stand-down": "nodes",
     "jobs:takeover": "nodes",
     "jobs:takeover-continue": "nodes",
     "jobs:model-start-ask": "models",
@@ -36,7 +38,7 @@ def _here(view_name: str, app_name: str) -> str:
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """``shell``: the version, the theme of the cookie, the place in the navigation, and the person's rights."""
+    """Return ``shell``: version, theme of the cookie, place in the navigation, and the person's rights."""
     user = getattr(request, "user", None)
     signed_in = bool(user and user.is_authenticated)
     theme = request.COOKIES.get("mirbad-theme", "auto")

@@ -1,4 +1,4 @@
-"""The content security policy of every page: only this host, nothing inline. And who may hold a window of ours."""
+"""The content security policy of every page: only this host, nothing inline; and the isolation of its windows."""
 
 import ipaddress
 from collections.abc import Callable
@@ -13,7 +13,7 @@ OPENER_HEADER = "Cross-Origin-Opener-Policy"
 
 
 def policy(socket_origin: str = "") -> str:
-    """The header's value; `socket_origin` (``ws://host``) is for browsers whose 'self' leaves out websockets."""
+    """Return the header's value; `socket_origin` (``ws://host``) is for browsers whose 'self' excludes websockets."""
     connect = f"'self' {socket_origin}".strip()
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -23,13 +23,13 @@ def policy(socket_origin: str = "") -> str:
 
 
 class ContentSecurityPolicyMiddleware:
-    """Adds the policies to every answer that does not bring its own."""
+    """Adds the policies to every response without its own."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        """The answer of the rest, with the headers."""
+        """Return the response of the rest, with the headers."""
         response = self.get_response(request)
         if HEADER not in response:
             response[HEADER] = policy(_socket_origin(request))
@@ -39,7 +39,9 @@ class ContentSecurityPolicyMiddleware:
 
 
 def _is_trustworthy(request: HttpRequest) -> bool:
-    """Whether browsers heed an opener policy here; over plain HTTP on a LAN they only complain of it, on every page."""
+    """Return whether browsers respect an opener policy here; over plain HTTP on a LAN they only warn of it, on every
+    page.
+    """
     if request.is_secure():
         return True
     try:

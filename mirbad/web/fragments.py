@@ -1,4 +1,4 @@
-"""A page and its fragment: one view, one view-model, one partial. And the answers to an action."""
+"""A page and its fragment: one view, one view-model, one partial. And the responses to an action."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,27 +13,27 @@ from mirbad.kernel.errors import MirbadError
 
 
 def is_fragment(request: HttpRequest) -> bool:
-    """Whether htmx asks for a part of the page."""
+    """Return whether htmx requests a part of the page."""
     return request.headers.get("HX-Request") == "true" and request.headers.get("HX-History-Restore-Request") != "true"
 
 
 def page_or_fragment(
     request: HttpRequest, page: str, partial: str, context: Mapping[str, Any], *, status: int = 200
 ) -> HttpResponse:
-    """`page` for a person, `partial` for htmx; `page` includes `partial`, with the same `context`."""
+    """Render `page` for a person, `partial` for htmx; `page` includes `partial`, with the same `context`."""
     template = partial if is_fragment(request) else page
     return private(render(request, template, dict(context), status=status))
 
 
 def private(response: HttpResponse) -> HttpResponse:
-    """`response`, kept by no cache that others share, and never mixed up with its fragment."""
+    """Return `response`, not stored by shared caches, and never mixed up with its fragment."""
     response.headers.setdefault("Cache-Control", "no-cache, private")
     patch_vary_headers(response, ("HX-Request", "Cookie"))
     return response
 
 
 def perform(request: HttpRequest, action: Callable[[], Any], words: str, *, to: str, go: bool = False) -> HttpResponse:
-    """Run `action`; say `words`, or show its refusal where the person acted."""
+    """Run `action`; report `words`, or show its refusal where the person acted."""
     try:
         action()
     except MirbadError as error:
@@ -42,7 +42,7 @@ def perform(request: HttpRequest, action: Callable[[], Any], words: str, *, to: 
 
 
 def done(request: HttpRequest, words: str, *, to: str, go: bool = False) -> HttpResponse:
-    """An action succeeded: `words` for the person; the live parts of the page read themselves again.
+    """Respond to a success: `words` for the person; the live parts of the page reload.
 
     Without htmx, and with `go`, the browser goes to `to`.
     """
@@ -59,7 +59,7 @@ def done(request: HttpRequest, words: str, *, to: str, go: bool = False) -> Http
 
 
 def go_to(request: HttpRequest, to: str) -> HttpResponse:
-    """The browser goes to `to`, a page that goes on with what was begun."""
+    """Send the browser to `to`, a page that continues the action."""
     if not is_fragment(request):
         return redirect(to)
     response = HttpResponse(status=204)
@@ -68,7 +68,7 @@ def go_to(request: HttpRequest, to: str) -> HttpResponse:
 
 
 def refused(request: HttpRequest, error: MirbadError, *, to: str) -> HttpResponse:
-    """An action was refused: the sentence, its code, and each problem, shown where the person acted."""
+    """Respond to a refusal: the sentence, its code, and each problem, shown where the person acted."""
     if not is_fragment(request):
         messages.error(request, error.detail)
         return redirect(to)

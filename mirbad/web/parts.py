@@ -1,18 +1,19 @@
-"""Values that view-models are made of: badges, bars, and words for numbers. Pure; None reads "not reported"."""
+"""Values for view-models: badges, bars, and text for numbers. Pure; None is shown as "not reported"."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from mirbad.kernel import sizes
+
 NOT_REPORTED = "not reported"
 
 Tone = Literal["ok", "busy", "warn", "bad", "idle", "unknown"]
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True, slots=True)
 class Badge:
-    """A state: word and icon say it, the tone only supports them."""
+    """A state: text and icon tell it, the tone only supports them."""
 
     label: str
     tone: Tone
@@ -22,7 +23,7 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A share of something. `value` None draws an empty bar that reads "not reported"."""
+    """A share of something. With `value` None the bar is empty and shows "not reported"."""
 
     label: str
     value: int | None
@@ -30,34 +31,34 @@ class Bar:
     text: str
     short: str = ""
     judged: bool = True
-    """Whether being nearly full is worth a warning; a busy CPU is not."""
+    """False when a full bar is no reason for a warning, such as for a busy CPU."""
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to draw."""
+        """Return whether there is a value to draw."""
         return self.value is not None and bool(self.maximum)
 
     @property
     def percent(self) -> int | None:
-        """Whole percent, or None when unknown."""
+        """Return whole percent, or None when unknown."""
         if self.value is None or not self.maximum:
             return None
         return round(100 * self.value / self.maximum)
 
     @property
     def high(self) -> int:
-        """Where the bar begins to be nearly full."""
+        """The value from which the bar is nearly full."""
         return round((self.maximum or 0) * 0.85)
 
     @property
     def very_high(self) -> int:
-        """Where the bar is as good as full."""
+        """The value from which the bar is practically full."""
         return round((self.maximum or 0) * 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Something an operator should look at: what is wrong, and where to act."""
+    """A problem that needs an operator, and the page on which to act."""
 
     tone: Tone
     icon: str
@@ -69,7 +70,7 @@ class Attention:
 
 
 def memory_bar(label: str, used: int | None, total: int | None) -> Bar:
-    """A bar of memory: ``12.1 of 24.0 GiB``."""
+    """Return a bar of memory: ``12.1 of 24.0 GiB``."""
     if total is None:
         return Bar(label, None, None, NOT_REPORTED if used is None else f"{size(used)} used, total {NOT_REPORTED}")
     if used is None:
@@ -78,7 +79,7 @@ def memory_bar(label: str, used: int | None, total: int | None) -> Bar:
 
 
 def percent_bar(label: str, percent: float | None, more: str = "") -> Bar:
-    """A bar of a share that is known in percent only; `more` is said beside it."""
+    """Return a bar of a share that is known in percent only; `more` is shown beside it."""
     if percent is None:
         return Bar(label, None, None, NOT_REPORTED)
     text = f"{percent:.0f} %"
@@ -86,27 +87,24 @@ def percent_bar(label: str, percent: float | None, more: str = "") -> Bar:
 
 
 def _pair(used: int, total: int) -> str:
-    """``12.1 / 24 GiB``: one unit for both, the total's."""
+    """Return ``12.1 / 24 GiB``: one unit for both, the total's."""
     words, unit = size(total).rsplit(" ", 1)
-    scale = 1024 ** _BINARY_UNITS.index(unit)
+    scale = 1024 ** sizes.UNITS.index(unit)
     return f"{used / scale:.{0 if unit == 'B' else 1}f} / {words} {unit}"
 
 
+def gpu_words(label: str, name: str | None, memory_bytes: int | None) -> str:
+    """Return a GPU as a choice: ``GPU 1 · NVIDIA L4 · 24 GiB``; `label` is that of `agent.common.gpu_label`."""
+    return f"{label} · {name or 'name not reported'} · {size(memory_bytes)}"
+
+
 def size(value: Any) -> str:
-    """Bytes in binary units, three digits at most: ``145 MiB``, ``23.6 GiB``."""
-    if value is None or isinstance(value, str):
-        return NOT_REPORTED
-    amount = float(value)
-    for unit in _BINARY_UNITS:
-        if abs(amount) < 1000 or unit == _BINARY_UNITS[-1]:
-            digits = 0 if unit == "B" or amount >= 100 or amount == int(amount) else 1
-            return f"{amount:.{digits}f} {unit}"
-        amount /= 1024
-    raise AssertionError("the last unit takes everything")
+    """Return bytes in binary units, three digits at most: ``145 MiB``, ``23.6 GiB``."""
+    return NOT_REPORTED if value is None or isinstance(value, str) else sizes.size(value)
 
 
 def span(value: Any) -> str:
-    """A duration in words that stay short: ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d``."""
+    """Return a short duration: ``4.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d``."""
     if value is None:
         return NOT_REPORTED
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
@@ -127,7 +125,7 @@ def _two(first: int, unit: str, second: int, small: str) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """How long ago `moment` was, or how long until it comes."""
+    """Return the time since `moment`, or until it."""
     if moment is None:
         return "never"
     seconds = (now - moment).total_seconds()
@@ -145,10 +143,10 @@ def _coarse(seconds: float) -> str:
 
 
 def fingerprint(spki: str) -> tuple[str, ...]:
-    """A SHA-256 in hex, in 16 groups of 4, for eyes that compare."""
+    """Return a SHA-256 in hex as 16 groups of 4, easy to compare by eye."""
     return tuple(spki[i : i + 4] for i in range(0, len(spki), 4))
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """``1 node``, ``2 nodes``."""
+    """Return ``1 node``, ``2 nodes``."""
     return f"{count} {one if count == 1 else many or one + 's'}"

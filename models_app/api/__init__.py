@@ -1,1 +1,1 @@
-"""The routes of `/api` that live in this app."""
+"""The routes of `/api` in this app."""

@@ -1,4 +1,4 @@
-"""``/api/model-folders`` and ``/api/catalog``: what a node holds, and what it could."""
+"""``/api/model-folders`` and ``/api/catalog``: the model folders of a node, and known models."""
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -9,9 +9,9 @@ from mirbad.accounts.views import AdminView
 from mirbad.api.parameters import identity
 from mirbad.api.serializers import CamelSerializer
 from mirbad.kernel.roles import OPERATOR, VIEWER
-from models_app.artifacts import acting, catalog, folders
+from models_app.artifacts import catalog, folders, node_parameter
 
-NODE_PARAMETER = OpenApiParameter("node", str, description="The node that acts; the only one when it is left out.")
+NODE_PARAMETER = OpenApiParameter("node", str, description="Node id. Optional when the fleet has one node.")
 
 
 class FolderFileSerializer(CamelSerializer):
@@ -22,7 +22,10 @@ class FolderFileSerializer(CamelSerializer):
 
 
 class FolderSerializer(CamelSerializer):
-    """One model folder. `repository` and `commit` are null for one that no download made."""
+    """One model folder. `repository` and `commit` are null for a folder that no download created.
+
+    `problem` says why it cannot be looked at, wholly or in part; null without one.
+    """
 
     name = serializers.CharField()
     total_bytes = serializers.IntegerField()
@@ -31,20 +34,27 @@ class FolderSerializer(CamelSerializer):
     commit = serializers.CharField(allow_null=True)
     missing = serializers.ListField(child=serializers.CharField())
     files = FolderFileSerializer(many=True)
+    problem = serializers.CharField(allow_null=True)
     used_by = serializers.ListField(child=serializers.CharField())
 
 
 class FoldersSerializer(CamelSerializer):
-    """The folders of a node, and the room on its disk (null: not reported)."""
+    """The folders of a node, and the space on its disk (null: not reported).
+
+    `problem` says why the models root itself cannot be looked at, or is not the one that was there before, and
+    `problem_code` is its code; null without one.
+    """
 
     node_id = serializers.CharField()
     free_bytes = serializers.IntegerField(allow_null=True)
     total_bytes = serializers.IntegerField(allow_null=True)
     items = FolderSerializer(many=True)
+    problem = serializers.CharField(allow_null=True)
+    problem_code = serializers.CharField(allow_null=True)
 
 
 class FreedSerializer(CamelSerializer):
-    """What a deletion freed: bytes that the node listed before and lists no more."""
+    """The result of a deletion: freed are bytes that the node listed before and no longer lists."""
 
     node_id = serializers.CharField()
     folder = serializers.CharField()
@@ -53,7 +63,7 @@ class FreedSerializer(CamelSerializer):
 
 
 class GgufSerializer(CamelSerializer):
-    """One GGUF model, with what its header says; null is not said."""
+    """One GGUF model, with the values of its header; null is absent."""
 
     path = serializers.CharField()
     parts = serializers.IntegerField()
@@ -74,7 +84,7 @@ class GgufListSerializer(CamelSerializer):
 
 
 class CatalogEntrySerializer(CamelSerializer):
-    """A known model, and how the node stands to it. `present` and `delivery` are null when that is not known."""
+    """A known model, and its state on the node. `present` and `delivery` are null when unknown."""
 
     id = serializers.CharField(source="entry.id")
     name = serializers.CharField(source="entry.name")
@@ -93,13 +103,13 @@ class CatalogEntrySerializer(CamelSerializer):
 
 
 class CatalogSerializer(CamelSerializer):
-    """The catalog as one node stands to it, by its last report."""
+    """The catalog with its state on one node, by the node's last report."""
 
     node_id = serializers.CharField()
     items = CatalogEntrySerializer(many=True)
 
 
-class Folders(AdminView):
+class FoldersView(AdminView):
     """Model folders of a node."""
 
     asks_nodes = True
@@ -109,7 +119,7 @@ class Folders(AdminView):
 
     @extend_schema(operation_id="model_folders_list", parameters=[NODE_PARAMETER], responses=FoldersSerializer)
     def get(self, request: Request) -> Response:
-        """The folders, read from the node now."""
+        """List the folders of the node now."""
         found = folders.listed(identity(request, "node"))
         items = [
             {**folder.model_dump(), "used_by": found.used_by.get(folder.name, ())} for folder in found.listed.folders
@@ -119,11 +129,13 @@ class Folders(AdminView):
             "free_bytes": found.listed.free_bytes,
             "total_bytes": found.listed.total_bytes,
             "items": items,
+            "problem": found.listed.problem,
+            "problem_code": found.listed.problem_code,
         }
         return Response(FoldersSerializer(body).data)
 
 
-class Folder(AdminView):
+class FolderView(AdminView):
     """One model folder of a node."""
 
     asks_nodes = True
@@ -134,8 +146,8 @@ class Folder(AdminView):
 
     @extend_schema(operation_id="model_folders_delete", parameters=[NODE_PARAMETER], responses=FreedSerializer)
     def delete(self, request: Request, folder: str) -> Response:
-        """Remove it, unless a model runs from it."""
-        node = acting.named(identity(request, "node"))
+        """Delete the folder, unless a model runs from it."""
+        node = node_parameter.named(identity(request, "node"))
         gone = folders.remove(node.pk, folder, self.actor)
         body = {
             "node_id": node.pk,
@@ -146,7 +158,7 @@ class Folder(AdminView):
         return Response(FreedSerializer(body).data)
 
 
-class Gguf(AdminView):
+class GgufView(AdminView):
     """The GGUF models of a folder."""
 
     asks_nodes = True
@@ -156,11 +168,11 @@ class Gguf(AdminView):
 
     @extend_schema(operation_id="model_folders_gguf", parameters=[NODE_PARAMETER], responses=GgufListSerializer)
     def get(self, request: Request, folder: str) -> Response:
-        """What their headers say, read from the node now."""
+        """Read the headers of the folder's GGUF models now."""
         return Response(GgufListSerializer(folders.gguf(identity(request, "node"), folder)).data)
 
 
-class Catalog(AdminView):
+class CatalogView(AdminView):
     """Known models."""
 
     asks_nodes = True
@@ -170,6 +182,6 @@ class Catalog(AdminView):
 
     @extend_schema(operation_id="catalog_list", parameters=[NODE_PARAMETER], responses=CatalogSerializer)
     def get(self, request: Request) -> Response:
-        """The catalog for a node, by its last report: it need not be reachable."""
-        node = acting.named(identity(request, "node"))
+        """List the catalog for a node, by its last report: the node need not be reachable."""
+        node = node_parameter.named(identity(request, "node"))
         return Response(CatalogSerializer({"node_id": node.pk, "items": catalog.offers(node)}).data)

@@ -1,4 +1,4 @@
-"""``/api/nodes/{id}/fit`` and ``/api/placements``: whether a model fits, where it may go, and placing it there."""
+"""``/api/nodes/{id}/fit`` and ``/api/placements``: fit of a model, ranking of nodes, placement on the best one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,16 +15,16 @@ from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.roles import OPERATOR, VIEWER
 from models_app import queries, registry
 from models_app.api.serializers import ModelInputSerializer, PlacementSerializer
-from models_app.fit.verdict import State, Verdict
-from models_app.placement import auto, fitting, planner, planning
-from models_app.placement.wanted import Wanted, of_input, of_model
+from models_app.fit.verdict import FitState, FitVerdict
+from models_app.placement import auto_place, candidates, fit_preview, planner
+from models_app.placement.workload import Workload, of_input, of_model
 
-FIT_STATES = [state.value for state in State]
+FIT_STATES = [state.value for state in FitState]
 _MOST_GPUS = 64
 
 
 class PartSerializer(CamelSerializer):
-    """One part of what a model needs on each GPU, or of the host without GPUs; null is unknown, `words` say why."""
+    """One part of the memory on each GPU, or of the host without GPUs; null is unknown, `words` give the reason."""
 
     name = serializers.CharField()
     bytes = serializers.IntegerField(allow_null=True)
@@ -32,7 +32,7 @@ class PartSerializer(CamelSerializer):
 
 
 class UsedInputSerializer(CamelSerializer):
-    """A value that the estimate rests on, and where it was read."""
+    """A value that the estimate is based on, and its source."""
 
     name = serializers.CharField()
     value = serializers.CharField()
@@ -40,7 +40,7 @@ class UsedInputSerializer(CamelSerializer):
 
 
 class LineSerializer(CamelSerializer):
-    """One GPU, or the host (no `gpuUuid`). `usableBytes` is what is free after reserve and promises."""
+    """One GPU, or the host (no `gpuUuid`). `usableBytes` is free memory after reserve and promises."""
 
     name = serializers.CharField()
     gpu_uuid = serializers.CharField(allow_null=True)
@@ -56,7 +56,7 @@ class LineSerializer(CamelSerializer):
 
 
 class FitSerializer(CamelSerializer):
-    """Whether a model fits on a node now."""
+    """The fit of a model on a node now."""
 
     node_id = serializers.CharField()
     gpu_uuids = serializers.ListField(child=serializers.CharField())
@@ -74,14 +74,14 @@ class FitSerializer(CamelSerializer):
 
 
 class FitInputSerializer(CamelSerializer):
-    """A stored model by its id, or a definition that is not stored; and the GPUs (left out: those it would get)."""
+    """A stored model by its id, or a definition that is not stored; and the GPUs (without: those that it would get)."""
 
     model_id = serializers.CharField(max_length=64, required=False)
     definition = ModelInputSerializer(required=False)
     gpu_uuids = serializers.ListField(child=serializers.CharField(max_length=80), max_length=_MOST_GPUS, required=False)
 
 
-class WantedInputSerializer(CamelSerializer):
+class PlanInputSerializer(CamelSerializer):
     """A stored model by its id, or a definition that is not stored."""
 
     model_id = serializers.CharField(max_length=64, required=False)
@@ -89,7 +89,7 @@ class WantedInputSerializer(CamelSerializer):
 
 
 class ChoiceSerializer(CamelSerializer):
-    """A place that is good, with the reasons for its rank."""
+    """A node and GPUs for the model, with the reasons for their rank."""
 
     node_id = serializers.CharField()
     gpu_uuids = serializers.ListField(child=serializers.CharField())
@@ -99,7 +99,7 @@ class ChoiceSerializer(CamelSerializer):
 
 
 class RefusalSerializer(CamelSerializer):
-    """A node where it cannot go."""
+    """A node that cannot take the model."""
 
     node_id = serializers.CharField()
     code = serializers.CharField()
@@ -114,21 +114,21 @@ class RankingSerializer(CamelSerializer):
 
 
 class PlaceInputSerializer(CamelSerializer):
-    """A stored model that stands nowhere."""
+    """A stored model without a placement."""
 
     model_id = serializers.CharField(max_length=64)
 
 
 class PlacedSerializer(CamelSerializer):
-    """Where it went and why."""
+    """The new placement, and the reasons for it."""
 
     model_id = serializers.CharField()
     placement = PlacementSerializer()
     why = serializers.ListField(child=serializers.CharField())
 
 
-def fit_printed(fit: fitting.Fit) -> dict[str, Any]:
-    """A preview as JSON values in snake_case."""
+def fit_printed(fit: fit_preview.FitPreview) -> dict[str, Any]:
+    """Return a preview as JSON values in snake_case."""
     return {
         "node_id": fit.node_id,
         "gpu_uuids": fit.gpu_uuids,
@@ -150,16 +150,16 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _lines(verdict: Verdict) -> list[dict[str, Any]]:
+def _lines(verdict: FitVerdict) -> list[dict[str, Any]]:
     return [
         {
-            "name": line.room.label,
-            "gpu_uuid": line.room.uuid or None,
-            "total_bytes": line.room.total,
-            "free_bytes": line.room.free,
-            "reserve_bytes": line.room.reserve,
-            "promised_bytes": line.room.promised,
-            "usable_bytes": line.room.usable,
+            "name": line.capacity.label,
+            "gpu_uuid": line.capacity.uuid or None,
+            "total_bytes": line.capacity.total,
+            "free_bytes": line.capacity.free,
+            "reserve_bytes": line.capacity.reserve,
+            "promised_bytes": line.capacity.promised,
+            "usable_bytes": line.capacity.usable,
             "needed_bytes": line.need,
             "headroom_bytes": line.left,
             "state": line.state.value,
@@ -178,13 +178,13 @@ def _ranking(ranking: planner.Ranking) -> dict[str, Any]:
             "why": choice.why,
             "cpu_tokens_per_second": _rounded(choice.tokens_per_second),
         }
-        for choice in ranking.choices
+        for choice in ranking.candidates
     ]
-    return {"choices": choices, "refusals": ranking.refusals}
+    return {"choices": choices, "refusals": ranking.rejections}
 
 
-def _wanted(data: Any) -> tuple[Wanted, str]:
-    """What a body speaks of, and the id of a stored model. Raises NotFound, InvalidRequest."""
+def _workload_of(data: Any) -> tuple[Workload, str]:
+    """Return the workload of a body, and the id of a stored model ("" otherwise). Raises NotFound, InvalidRequest."""
     if not isinstance(data, Mapping):
         raise InvalidRequest("The body must be a JSON object.")
     model_id, definition = data.get("modelId"), data.get("definition")
@@ -194,12 +194,12 @@ def _wanted(data: Any) -> tuple[Wanted, str]:
     if definition is not None:
         if not isinstance(definition, Mapping):
             raise InvalidRequest("definition must be a JSON object.")
-        return of_input(registry.parse(definition)), ""
+        return of_input(registry.parse(definition, registry.of_fleet)), ""
     return of_model(queries.one_model(str(model_id))), str(model_id)
 
 
-class NodeFit(AdminView):
-    """Whether a model fits on a node."""
+class NodeFitView(AdminView):
+    """The fit of a model on a node."""
 
     read_role = VIEWER
     required_role = OPERATOR
@@ -208,50 +208,50 @@ class NodeFit(AdminView):
         operation_id="nodes_fit",
         parameters=[
             OpenApiParameter("modelId", str, required=True),
-            OpenApiParameter("gpu", str, many=True, description="UUIDs; left out, the GPUs that it would get."),
+            OpenApiParameter("gpu", str, many=True, description="UUIDs. Default: the GPUs that the model would get."),
         ],
         responses=FitSerializer,
     )
     def get(self, request: Request, node_id: str) -> Response:
-        """A stored model, by what the node says within 5 seconds."""
+        """Judge a stored model by numbers of the node that are at most 5 seconds old."""
         model = queries.one_model(identity(request, "modelId"))
         gpus = request.query_params.getlist("gpu")[:_MOST_GPUS]
-        found = fitting.on_node(of_model(model), node_id, gpus or None)
+        found = fit_preview.on_node(of_model(model), node_id, gpus or None)
         return Response(FitSerializer(fit_printed(found)).data)
 
     @extend_schema(operation_id="nodes_fit_preview", request=FitInputSerializer, responses=FitSerializer)
     def post(self, request: Request, node_id: str) -> Response:
-        """A stored model or a definition that is not stored yet."""
+        """Judge a stored model or a definition that is not stored yet."""
         gpus = read(FitInputSerializer, request.data).get("gpu_uuids")
-        wanted, _ = _wanted(request.data)
-        found = fitting.on_node(wanted, node_id, gpus)
+        workload, _ = _workload_of(request.data)
+        found = fit_preview.on_node(workload, node_id, gpus)
         return Response(FitSerializer(fit_printed(found)).data)
 
 
-class PlacementPlan(AdminView):
-    """Where a model may go."""
+class PlacementPlanView(AdminView):
+    """The ranking of nodes for a model."""
 
     required_role = OPERATOR
 
-    @extend_schema(operation_id="placements_plan", request=WantedInputSerializer, responses=RankingSerializer)
+    @extend_schema(operation_id="placements_plan", request=PlanInputSerializer, responses=RankingSerializer)
     def post(self, request: Request) -> Response:
-        """Every node, as a choice or with the reason why it is none. Nothing is written."""
-        read(WantedInputSerializer, request.data)
-        wanted, model_id = _wanted(request.data)
-        ranking = planning.rank(model_id) if model_id else planning.rank_wanted(wanted)
+        """Rank every node: a choice, or a refusal with its reason. Nothing is written."""
+        read(PlanInputSerializer, request.data)
+        workload, model_id = _workload_of(request.data)
+        ranking = candidates.rank(model_id) if model_id else candidates.rank_workload(workload)
         return Response(RankingSerializer(_ranking(ranking)).data)
 
 
-class Placements(AdminView):
-    """Placing a model on the node that suits it best."""
+class PlacementsView(AdminView):
+    """Placement of a model on the best node."""
 
     required_role = OPERATOR
     audited = {"POST": "model.update"}
 
     @extend_schema(operation_id="placements_create", request=PlaceInputSerializer, responses={201: PlacedSerializer})
     def post(self, request: Request) -> Response:
-        """Place a model that stands nowhere; the place is judged again as it is written. It is not started."""
+        """Place a model that has no placement. The choice is judged again on the write. The model is not started."""
         model_id = read(PlaceInputSerializer, request.data)["model_id"]
-        placement, choice = auto.place(model_id, self.actor)
+        placement, choice = auto_place.place(model_id, self.actor)
         body = {"model_id": model_id, "placement": placement, "why": choice.why}
         return Response(PlacedSerializer(body).data, status=201)

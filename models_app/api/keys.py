@@ -1,4 +1,4 @@
-"""``/api/keys``: keys of ``/v1``, made, changed, rotated and ended."""
+"""``/api/keys``: create, change, rotate and revoke keys of ``/v1``."""
 
 from datetime import timedelta
 
@@ -8,6 +8,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mirbad.accounts.views import AdminView
+from mirbad.api import printing
 from mirbad.api.pagination import Page
 from mirbad.api.parameters import flag
 from mirbad.api.serializers import CamelSerializer, read
@@ -39,13 +40,13 @@ class KeySerializer(CamelSerializer):
 
 
 class NewKeySerializer(KeySerializer):
-    """A key with a new secret: the only answer that holds it."""
+    """A key with a new secret. No other response holds it."""
 
     secret = serializers.CharField()
 
 
 class KeyChangeSerializer(CamelSerializer):
-    """What of a key may be changed; what is left out stays."""
+    """The settings of a key that can be changed; those left out stay."""
 
     name = serializers.CharField(max_length=100, required=False)
     allowed_models = serializers.ListField(child=serializers.CharField(max_length=64), max_length=1000, required=False)
@@ -56,20 +57,20 @@ class KeyChangeSerializer(CamelSerializer):
 
 
 class KeyInputSerializer(KeyChangeSerializer):
-    """What a new key is made of."""
+    """The settings of a new key."""
 
     name = serializers.CharField(max_length=100)
 
 
 class RotationSerializer(CamelSerializer):
-    """For how long the secret before stays good."""
+    """The time for which the old secret stays valid."""
 
     grace_seconds = serializers.IntegerField(
         min_value=0, max_value=int(keys.GRACE_LONGEST.total_seconds()), required=False, default=0
     )
 
 
-class Keys(AdminView):
+class KeysView(AdminView):
     """Keys of ``/v1``."""
 
     pagination_class = Page
@@ -79,26 +80,26 @@ class Keys(AdminView):
 
     @extend_schema(
         operation_id="keys_list",
-        parameters=[OpenApiParameter("includeRevoked", bool, description="Revoked keys too.")],
+        parameters=[OpenApiParameter("includeRevoked", bool, description="Include revoked keys.")],
         responses=KeySerializer(many=True),
     )
     def get(self, request: Request) -> Response:
-        """All keys, newest first; never their secrets."""
+        """List all keys, newest first, without their secrets."""
         pages = self.pagination_class()
         found = keys.listed(include_revoked=flag(request, "includeRevoked"))
         rows = pages.paginate_queryset(found, request, view=self)
-        return pages.get_paginated_response(KeySerializer(rows, many=True).data)
+        return pages.get_paginated_response(printing.rows(KeySerializer, rows or []))
 
     @extend_schema(operation_id="keys_create", request=KeyInputSerializer, responses={201: NewKeySerializer})
     def post(self, request: Request) -> Response:
-        """A new key. Its secret is in this answer and nowhere else."""
+        """Create a key. Its secret is in this response only."""
         sent = read(KeyInputSerializer, request.data)
         limits = keys.Limits(**{name: sent.pop(name, None) for name in keys.LIMIT_NAMES})
         key, secret = keys.create(**sent, actor=self.actor, limits=limits)
         return Response({**KeySerializer(key).data, "secret": secret}, status=201)
 
 
-class Key(AdminView):
+class KeyView(AdminView):
     """One key of ``/v1``."""
 
     read_role = VIEWER
@@ -107,23 +108,23 @@ class Key(AdminView):
 
     @extend_schema(operation_id="keys_read", responses=KeySerializer)
     def get(self, request: Request, row_id: int) -> Response:
-        """One key, without its secret."""
+        """Show one key, without its secret."""
         return Response(KeySerializer(keys.get(row_id)).data)
 
     @extend_schema(operation_id="keys_change", request=KeyChangeSerializer, responses=KeySerializer)
     def patch(self, request: Request, row_id: int) -> Response:
-        """Change name, models, expiry or limits; every process obeys within two seconds."""
+        """Change name, models, expiry or limits; every process applies it within two seconds."""
         changes = read(KeyChangeSerializer, request.data)
         return Response(KeySerializer(keys.update(row_id, self.actor, **changes)).data)
 
     @extend_schema(operation_id="keys_revoke", responses={204: None})
     def delete(self, request: Request, row_id: int) -> Response:
-        """End a key; every process refuses it within two seconds."""
+        """Revoke a key; every process refuses it within two seconds."""
         keys.revoke(row_id, self.actor)
         return Response(status=204)
 
 
-class KeyRotation(AdminView):
+class KeyRotationView(AdminView):
     """A new secret for a key."""
 
     read_role = VIEWER
@@ -132,7 +133,7 @@ class KeyRotation(AdminView):
 
     @extend_schema(operation_id="keys_rotate", request=RotationSerializer, responses=NewKeySerializer)
     def post(self, request: Request, row_id: int) -> Response:
-        """Give a key a new secret, which is in this answer and nowhere else."""
+        """Give a key a new secret, which is in this response only."""
         sent = read(RotationSerializer, request.data or {})
         key, secret = keys.rotate(row_id, self.actor, grace=timedelta(seconds=sent["grace_seconds"]))
         return Response({**KeySerializer(key).data, "secret": secret})

@@ -16,23 +16,23 @@ from models_app.api.serializers import ReplicaInputSerializer, ReplicaSerializer
 from models_app.placement import apply
 
 
-class Replicas(AdminView):
-    """Where one model stands; the model itself lists them."""
+class ReplicasView(AdminView):
+    """The replicas of one model; the model itself lists them."""
 
     required_role = OPERATOR
     audited = {"POST": "model.update"}
 
     @extend_schema(operation_id="replicas_create", request=ReplicaInputSerializer, responses={201: ReplicaSerializer})
     def post(self, request: Request, model_id: str) -> Response:
-        """One more replica, on one node or on several that share a fabric; it is not started."""
-        wanted = read(ReplicaInputSerializer, request.data)["placements"]
-        seats = [(item["node_id"], item["gpu_uuids"]) for item in wanted]
-        made = apply.add_replica(model_id, seats, self.actor)
+        """Add a replica on one node, or on several that share a fabric; it is not started."""
+        items = read(ReplicaInputSerializer, request.data)["placements"]
+        placements = [(item["node_id"], item["gpu_uuids"]) for item in items]
+        made = apply.add_replica(model_id, placements, self.actor)
         location = reverse("api-model-replica", args=[model_id, made.id], request=request)
         return Response(ReplicaSerializer(made).data, status=201, headers={"Location": location})
 
 
-class Replica(AdminView):
+class ReplicaView(AdminView):
     """One replica."""
 
     read_role = VIEWER
@@ -41,7 +41,7 @@ class Replica(AdminView):
 
     @extend_schema(operation_id="replicas_read", responses=ReplicaSerializer)
     def get(self, request: Request, model_id: str, replica: UUID) -> Response:
-        """Its shards, and what was seen of each."""
+        """Show the shards with their observed state."""
         found = next((one for one in queries.replicas_of(queries.one_model(model_id)) if one.id == replica), None)
         if found is None:
             raise NotFound(f"Model {model_id!r} has no replica {str(replica)!r}.")
@@ -49,6 +49,6 @@ class Replica(AdminView):
 
     @extend_schema(operation_id="replicas_delete", responses={204: None})
     def delete(self, request: Request, model_id: str, replica: UUID) -> Response:
-        """Take a stopped replica off its nodes; the last one is taken off by unplace. Its files stay."""
+        """Remove a stopped replica from its nodes; the last one is removed by unplace. Its files stay."""
         apply.remove_replica(model_id, replica, self.actor)
         return Response(status=204)

@@ -1,14 +1,18 @@
-"""The shape of models and placements on ``/api``. The rules of a model are in `models_app.registry`."""
+"""Models and placements as JSON on ``/api``. The rules of a model are in `models_app.registry`."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from mirbad.api import printing
 from mirbad.api.serializers import CamelSerializer
 from models_app import queries
 from models_app.models import ModelDefinition, Placement
-from models_app.models.definition import DELIVERIES, RUNTIMES
+from models_app.models.definition import DELIVERIES, FIRST_BYTE_SECONDS, RESTART_POLICIES, RUNTIMES
 from models_app.registry import restart_needed
 from models_app.states import DESIRED, OBSERVED
 
@@ -17,17 +21,23 @@ _SHOWN = (*OBSERVED.states, queries.UNPLACED)
 
 
 class SourceSerializer(CamelSerializer):
-    """Where the weights are: a folder below a node's models root, and for a GGUF the file in it."""
+    """The source of weights: a folder below a node's models root, and for a GGUF the file in it."""
 
     kind = serializers.ChoiceField(choices=["folder", "huggingface"], default="folder")
     folder = serializers.CharField(max_length=255)
     file = serializers.CharField(max_length=512, allow_blank=True, default="")
+    projector = serializers.CharField(
+        max_length=512,
+        allow_blank=True,
+        default="",
+        help_text='The GGUF that reads pictures or sound; empty: the one that belongs to the file; "none": without.',
+    )
     repository = serializers.CharField(max_length=255, allow_blank=True, default="")
     revision = serializers.CharField(max_length=80, allow_blank=True, default="")
 
 
 class StateSerializer(CamelSerializer):
-    """What a page shows: a state, the reasons for it, and whether ``/v1`` serves from there."""
+    """The state as pages show it, its reasons, and whether ``/v1`` sends requests there."""
 
     name = serializers.ChoiceField(choices=_SHOWN)
     reasons = serializers.ListField(child=serializers.CharField())
@@ -35,7 +45,7 @@ class StateSerializer(CamelSerializer):
 
 
 class PlacementSerializer(CamelSerializer):
-    """Where a model stands: what is wanted, and what was seen. None is not reported."""
+    """The placement of a model: desired and observed state. Null is not reported."""
 
     instance_id = serializers.UUIDField(source="pk")
     node_id = serializers.CharField(source="node_id_text")
@@ -45,11 +55,24 @@ class PlacementSerializer(CamelSerializer):
     observed = serializers.ChoiceField(choices=OBSERVED.choices)
     observed_at = serializers.DateTimeField(allow_null=True)
     observed_reason = serializers.CharField(allow_blank=True)
+    notice = serializers.SerializerMethodField(method_name="notice_of")
+    notice_code = serializers.SerializerMethodField(method_name="notice_code_of")
     start_seconds = serializers.FloatField(allow_null=True)
+    exits = serializers.IntegerField()
+    restart_at = serializers.DateTimeField(allow_null=True)
+    halted = serializers.CharField(allow_blank=True)
     replica = serializers.UUIDField()
     shard = serializers.IntegerField()
     shards = serializers.IntegerField()
     routed = serializers.BooleanField()
+
+    def notice_of(self, placement: Placement) -> str:
+        """Return what the node says of an engine that serves, but not as it was asked to."""
+        return queries.notice_of(placement)
+
+    def notice_code_of(self, placement: Placement) -> str:
+        """Return the notice's code."""
+        return str(placement.observed_view.get("noticeCode") or "")
 
 
 class ReplicaSerializer(CamelSerializer):
@@ -57,7 +80,7 @@ class ReplicaSerializer(CamelSerializer):
 
     id = serializers.UUIDField()
     node_ids = serializers.ListField(child=serializers.CharField())
-    shards = serializers.IntegerField(source="wanted")
+    shards = serializers.IntegerField(source="shard_count")
     shards_ready = serializers.IntegerField(source="ready")
     desired = serializers.ChoiceField(choices=DESIRED.choices)
     routed = serializers.BooleanField()
@@ -65,16 +88,31 @@ class ReplicaSerializer(CamelSerializer):
     placements = PlacementSerializer(many=True)
 
     @extend_schema_field(StateSerializer)
-    def state_of(self, replica: queries.Replica) -> Any:
-        """The shown state."""
-        return StateSerializer(queries.shown_replica_state(replica)).data
+    def state_of(self, replica: queries.PlacedReplica) -> Any:
+        """Return the shown state."""
+        return self._state(queries.shown_replica_state(replica))
+
+    @cached_property
+    def _state(self) -> Callable[[queries.ShownModelState], dict[str, Any]]:
+        return printing.printer(StateSerializer())
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The functions that print the parts of a model, built once for a list of models."""
+
+    placement: Callable[[Placement], dict[str, Any]]
+    replica: Callable[[queries.PlacedReplica], dict[str, Any]]
+    state: Callable[[queries.ShownModelState], dict[str, Any]]
 
 
 class ModelSerializer(CamelSerializer):
-    """A model definition with its replicas. Of secret environment values only the names are known.
+    """A model definition with its replicas. Only the names of secret environment values are shown.
 
-    `placement` is the one that stands for the model: shard 0 of its oldest replica.
+    `placement` represents the model: shard 0 of its oldest replica.
     """
+
+    _grouped: tuple[ModelDefinition, tuple[queries.PlacedReplica, ...]] | None = None
 
     id = serializers.CharField()
     display_name = serializers.CharField()
@@ -95,6 +133,7 @@ class ModelSerializer(CamelSerializer):
     wait_when_starting_seconds = serializers.IntegerField()
     tags = serializers.ListField(child=serializers.CharField())
     auto_start = serializers.BooleanField()
+    restart_policy = serializers.ChoiceField(choices=RESTART_POLICIES)
     keep_serving = serializers.BooleanField()
     allow_pickle = serializers.BooleanField()
     sources = SourceSerializer(many=True)
@@ -109,56 +148,68 @@ class ModelSerializer(CamelSerializer):
 
     @extend_schema_field(PlacementSerializer(allow_null=True))
     def placement_of(self, model: ModelDefinition) -> Any:
-        """The placement, or None for a model that stands nowhere."""
-        placement: Placement | None = queries.primary(model)
-        return None if placement is None else PlacementSerializer(placement).data
+        """Return the placement, None for a model without one."""
+        placements = self._placements(model)
+        return self._write.placement(placements[0]) if placements else None
 
     @extend_schema_field(PlacementSerializer(many=True))
     def placements_of(self, model: ModelDefinition) -> Any:
-        """Every placement, by replica and shard."""
-        return PlacementSerializer(queries.placements_of(model), many=True).data
+        """Return every placement, by replica and shard."""
+        return [self._write.placement(placement) for placement in self._placements(model)]
 
     @extend_schema_field(ReplicaSerializer(many=True))
     def replicas_of(self, model: ModelDefinition) -> Any:
-        """Where it stands; what a move brings up is among them, not routed."""
-        return ReplicaSerializer(queries.replicas_of(model), many=True).data
+        """Return the replicas; one that a move starts is among them, not routed."""
+        return [self._write.replica(replica) for replica in self._replicas(model)]
 
     @extend_schema_field(StateSerializer)
     def state_of(self, model: ModelDefinition) -> Any:
-        """The shown state of the whole."""
-        return StateSerializer(queries.shown_model_state(model)).data
+        """Return the shown state of the whole model."""
+        return self._write.state(queries.state_of_replicas(self._replicas(model)))
 
     @extend_schema_field(serializers.BooleanField)
     def needs_restart(self, model: ModelDefinition) -> bool:
-        """Whether what runs lacks the latest changes. The context brings `nodes`, by id."""
+        """Return whether the running engine lacks the latest changes. The context has `nodes`, by id."""
         nodes = self.context["nodes"]
         return any(
-            restart_needed(model, placement, nodes.get(placement.node_id_text))
-            for placement in queries.placements_of(model)
+            restart_needed(model, placement, nodes.get(placement.node_id_text)) for placement in self._placements(model)
         )
+
+    def _replicas(self, model: ModelDefinition) -> tuple[queries.PlacedReplica, ...]:
+        """Return the replicas of `model`, grouped once for all fields of its row."""
+        if self._grouped is None or self._grouped[0] is not model:
+            self._grouped = model, queries.replicas_of(model)
+        return self._grouped[1]
+
+    def _placements(self, model: ModelDefinition) -> list[Placement]:
+        return [placement for replica in self._replicas(model) for placement in replica.placements]
+
+    @cached_property
+    def _write(self) -> _Parts:
+        return _Parts(*(printing.printer(part()) for part in (PlacementSerializer, ReplicaSerializer, StateSerializer)))
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def holder_of(self, model: ModelDefinition) -> str | None:
-        """Words for who keeps it from being changed, or None."""
+        """Return the words for the holder of the model, None without one."""
         hold = getattr(model, "hold", None)
         return None if hold is None else str(hold.words)
 
 
 class PlacementInputSerializer(CamelSerializer):
-    """The node, and on one with GPUs of their own memory, which of them."""
+    """The node, and on a node whose GPUs have memory of their own, the GPUs."""
 
     node_id = serializers.CharField(max_length=40)
     gpu_uuids = serializers.ListField(child=serializers.CharField(max_length=80), max_length=64, default=list)
 
 
 class ReplicaInputSerializer(CamelSerializer):
-    """Where a new replica is to stand: one node, or for one that several serve together each of them, rank 0 first."""
+    """The nodes of a new replica: one, or several that serve together, rank 0 first."""
 
     placements = PlacementInputSerializer(many=True, allow_empty=False)
 
 
 class ModelInputSerializer(CamelSerializer):
-    """A whole definition, to create or to save. Documentation of the body; `registry.parse` is the judge."""
+    """A whole definition, to create or to save. This documents the body; `registry.parse` validates it."""
 
     id = serializers.RegexField(r"^[a-z0-9][a-z0-9._-]{0,63}$")
     display_name = serializers.CharField(max_length=100, allow_blank=True, default="")
@@ -178,11 +229,12 @@ class ModelInputSerializer(CamelSerializer):
         min_value=1, max_value=_MOST_BYTES, allow_null=True, default=None
     )
     start_timeout_seconds = serializers.IntegerField(min_value=1, max_value=86400, default=1800)
-    first_byte_timeout_seconds = serializers.IntegerField(min_value=1, max_value=86400, default=300)
+    first_byte_timeout_seconds = serializers.IntegerField(min_value=1, max_value=86400, default=FIRST_BYTE_SECONDS)
     idle_timeout_seconds = serializers.IntegerField(min_value=1, max_value=86400, default=300)
     wait_when_starting_seconds = serializers.IntegerField(min_value=0, max_value=3600, default=0)
     tags = serializers.ListField(child=serializers.CharField(max_length=40), max_length=32, default=list)
     auto_start = serializers.BooleanField(default=False)
+    restart_policy = serializers.ChoiceField(choices=RESTART_POLICIES, default="on-failure")
     keep_serving = serializers.BooleanField(default=False)
     allow_pickle = serializers.BooleanField(default=False)
     sources = SourceSerializer(many=True, required=False)

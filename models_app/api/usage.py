@@ -1,4 +1,4 @@
-"""``/api/usage``: what keys asked of models, by day; also as CSV."""
+"""``/api/usage``: usage of models by key and day, also as CSV."""
 
 import csv
 import io
@@ -15,6 +15,7 @@ from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.request import Request
 
 from mirbad.accounts.views import AdminView
+from mirbad.api import printing
 from mirbad.api.pagination import Page
 from mirbad.api.parameters import identity, whole_number
 from mirbad.api.serializers import CamelSerializer
@@ -39,37 +40,37 @@ _MOST = 2**62
 
 
 class UsageSerializer(CamelSerializer):
-    """One key's use of one model on one UTC day; key 0 is the playground."""
+    """One key's usage of one model on one UTC day; key 0 is the playground."""
 
     day = serializers.DateField()
     key = serializers.IntegerField(source="key_number")
     key_name = serializers.SerializerMethodField(method_name="name_of")
     model = serializers.CharField(source="model_id_text")
     requests = serializers.IntegerField()
-    failed = serializers.IntegerField(help_text="Without a whole answer.")
-    unreported = serializers.IntegerField(help_text="Whose answer said nothing of tokens.")
+    failed = serializers.IntegerField(help_text="Requests without a complete response.")
+    unreported = serializers.IntegerField(help_text="Requests whose response had no token count.")
     prompt_tokens = serializers.IntegerField()
     completion_tokens = serializers.IntegerField()
 
     def name_of(self, row: UsageDay) -> str:
-        """The key's name; the context brings `names`."""
+        """Return the key's name; the context has `names`."""
         return str(self.context["names"].get(row.key_number, ""))
 
 
 class _Json(BaseContentNegotiation):
-    """JSON whatever is accepted: ``format`` is a parameter of ours here."""
+    """JSON whatever is accepted: ``format`` is a parameter of this route."""
 
     def select_parser(self, request: Request, parsers: Any) -> Any:
-        """The first."""
+        """Return the first parser."""
         return parsers[0]
 
     def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> Any:
-        """The first."""
+        """Return the first renderer."""
         return renderers[0], renderers[0].media_type
 
 
-class Usage(AdminView):
-    """Sums of use."""
+class UsageView(AdminView):
+    """Usage by key, model and day."""
 
     content_negotiation_class = _Json
     pagination_class = Page
@@ -79,16 +80,16 @@ class Usage(AdminView):
     @extend_schema(
         operation_id="usage_list",
         parameters=[
-            OpenApiParameter("key", int, description="Of one key, by its id; 0 is the playground."),
-            OpenApiParameter("model", str, description="Of one model, by its id."),
-            OpenApiParameter("from", date, description="From this UTC day on."),
-            OpenApiParameter("to", date, description="To this UTC day, included."),
-            OpenApiParameter("format", str, enum=["json", "csv"], description="`csv`: all rows as a file."),
+            OpenApiParameter("key", int, description="Key id; 0 is the playground."),
+            OpenApiParameter("model", str, description="Model id."),
+            OpenApiParameter("from", date, description="First UTC day."),
+            OpenApiParameter("to", date, description="Last UTC day, included."),
+            OpenApiParameter("format", str, enum=["json", "csv"], description="`csv` downloads all rows as a file."),
         ],
         responses={(200, "application/json"): UsageSerializer(many=True), (200, "text/csv"): OpenApiTypes.STR},
     )
     def get(self, request: Request) -> HttpResponseBase:
-        """Use by day, the latest first."""
+        """List usage by day, the latest first."""
         sent = request.query_params
         rows = usage.found(
             key=whole_number(request, "key", 0, lowest=0, highest=_MOST) if "key" in sent else None,
@@ -106,11 +107,11 @@ class Usage(AdminView):
             return answer
         pages = self.pagination_class()
         page = pages.paginate_queryset(rows, request, view=self)
-        return pages.get_paginated_response(UsageSerializer(page, many=True, context={"names": names}).data)
+        return pages.get_paginated_response(printing.rows(UsageSerializer, page or [], names=names))
 
 
 def lines(rows: Iterator[UsageDay], names: dict[int, str]) -> Iterator[str]:
-    """The rows as CSV lines, a head first. A name that a spreadsheet would run as a formula is disarmed."""
+    """Yield the rows as CSV lines, the header first. A name that a spreadsheet would run as a formula is disarmed."""
     yield _line(COLUMNS)
     for row in rows:
         yield _line(
@@ -145,7 +146,7 @@ def _day(request: Request, name: str) -> date | None:
     try:
         return date.fromisoformat(sent)
     except ValueError:
-        raise _bad(name, f"{name} must be a day such as 2026-01-31.") from None
+        raise _bad(name, f"{name} must be a date such as 2026-01-31.") from None
 
 
 def _bad(name: str, message: str) -> InvalidRequest:

@@ -1,1 +1,1 @@
-"""What models are made of: repositories of a hub, folders of a node, and a catalog of known ones."""
+"""The files of models: repositories of the hub, folders of a node, and a catalog of known models."""

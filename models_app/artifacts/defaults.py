@@ -6,7 +6,7 @@ from nodes.models import Node
 
 
 def default_image(node: Node, runtime: str) -> tuple[str, str]:
-    """(image, digest) of models of `runtime` on `node` that name none: the node's, else the master's; empty: none."""
+    """Return the default (image, digest) of `runtime` on `node`: the node's, else the master's; empty without any."""
     image, digest = node.default_image, node.default_image_digest
     if runtime == Runtime.LLAMA_CPP:
         image, digest = node.default_llama_image, node.default_llama_image_digest

@@ -21,13 +21,13 @@ from mirbad.kernel.errors import Conflict, InvalidRequest, MirbadError, NotFound
 
 
 class NodeRequired(InvalidRequest):
-    """With two or more fleet members it must be said which one acts."""
+    """With two or more fleet members the request must name a node."""
 
     code = "node_required"
 
 
 class RepositoryNotFound(NotFound):
-    """The hub has no such repository or revision, or does not show it to this caller."""
+    """The hub has no such repository or revision, or hides it from this caller."""
 
     code = "repository_not_found"
 
@@ -39,13 +39,13 @@ class FolderInUse(Conflict):
 
 
 class AgentTooOld(Conflict):
-    """The node's agent does not offer what is asked of it."""
+    """The node's agent lacks the feature."""
 
     code = "feature_missing"
 
 
 class Gated(MirbadError):
-    """The repository is open to accounts that accepted its terms."""
+    """The repository is open only to accounts that accepted its terms."""
 
     code = "gated"
     http_status = 403
@@ -59,14 +59,14 @@ class TokenRefused(MirbadError):
 
 
 class PickleRefused(MirbadError):
-    """The files that were chosen hold Python pickles, and nobody allowed them."""
+    """The chosen files include Python pickles, and the model does not allow them."""
 
     code = "pickle_refused"
     http_status = 422
 
 
 class ChoiceRequired(MirbadError):
-    """The repository holds several models; someone has to say which."""
+    """The repository holds several models; the request must name one."""
 
     code = "choice_required"
     http_status = 422
@@ -87,6 +87,6 @@ class RuntimeUnavailable(MirbadError):
 
 
 class HubUnreachable(Unavailable):
-    """The hub cannot be reached from the master, or does not answer in time."""
+    """The master cannot reach the hub, or the hub does not answer in time."""
 
     code = "hub_unreachable"

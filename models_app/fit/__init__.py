@@ -1,6 +1,6 @@
-"""What a model takes of a machine, from its own shape. Pure: facts in, bytes and their reasons out."""
+"""Estimates of the memory that a model takes of a machine. Pure: facts in, bytes and their reasons out."""
 
-from models_app.fit.estimate import Estimate, Part, estimate
+from models_app.fit.estimate import Estimate, MemoryComponent, estimate
 from models_app.fit.serve import ServePlan, serve_plan
 from models_app.fit.shape import CacheGroup, Input, ModelShape, of_folder
 
@@ -8,8 +8,8 @@ __all__ = [
     "CacheGroup",
     "Estimate",
     "Input",
+    "MemoryComponent",
     "ModelShape",
-    "Part",
     "ServePlan",
     "estimate",
     "of_folder",

@@ -1,4 +1,4 @@
-"""How much an engine keeps of the tokens: the rules that vLLM and llama.cpp allocate by, for one card of several."""
+"""The size of the KV cache, by the allocation rules of vLLM and llama.cpp, for one card of several."""
 
 from agent.wire.capability import Runtime
 from models_app.fit.serve import ServePlan
@@ -11,14 +11,17 @@ _STATE_BYTES = {Runtime.LLAMA_CPP: 4, Runtime.VLLM: 2}
 
 
 def number_bytes(shape: ModelShape, plan: ServePlan) -> tuple[float, float]:
-    """Bytes of one number in the cache, of keys and of values."""
+    """Return the bytes of one number in the cache, of keys and of values."""
     own = 4.0 if plan.dtype in ("float32", "float") else 2.0
     key = plan.key_bytes if plan.key_bytes is not None else own
     return key, plan.value_bytes if plan.value_bytes is not None else own
 
 
 def token_bytes(shape: ModelShape, plan: ServePlan) -> int | None:
-    """What one more token of context costs on each card; None is unknown. Sliding layers cost nothing past theirs."""
+    """Return the bytes that one more token of context takes on each card, None when unknown.
+
+    Sliding layers take nothing past their window.
+    """
     if shape.groups is None:
         return None
     key, value = number_bytes(shape, plan)
@@ -29,7 +32,7 @@ def token_bytes(shape: ModelShape, plan: ServePlan) -> int | None:
 
 
 def cache_bytes(shape: ModelShape, plan: ServePlan, context: int) -> int | None:
-    """The cache of one whole context on each card; None is unknown."""
+    """Return the cache of one whole context on each card, None when unknown."""
     if shape.groups is None:
         return None
     key, value = number_bytes(shape, plan)
@@ -43,20 +46,20 @@ def cache_bytes(shape: ModelShape, plan: ServePlan, context: int) -> int | None:
 
 
 def _kept(group: CacheGroup, plan: ServePlan, key: float, value: float) -> float:
-    """Bytes of one token in one layer on each card."""
+    """Return the bytes of one token in one layer on each card."""
     whole = group.key_elements * key + group.value_elements * value
     cards = max(1, plan.gpus)
     if plan.runtime == Runtime.LLAMA_CPP:
-        # It gives whole layers to each card, so that each keeps its share of everything.
+        # llama.cpp assigns whole layers to each card, so each card keeps its share of everything.
         return whole / cards
     if group.kind == "latent":
         return whole
-    # A head is never cut: with more cards than heads some keep the same one.
+    # A head is never split: with more cards than heads some cards keep the same head.
     return whole / group.heads * max(1, -(-group.heads // cards))
 
 
 def _cells(group: CacheGroup, plan: ServePlan, context: int) -> int:
-    """Tokens that one layer has room for."""
+    """Return the number of tokens that one layer holds."""
     if plan.runtime == Runtime.LLAMA_CPP:
         base = _up(context, _CELLS)
         if group.window is None or plan.whole_windows:

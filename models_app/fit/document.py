@@ -1,4 +1,4 @@
-"""``config.json`` as it comes: text that need not be JSON, numbers that are none, fields one level down."""
+"""A reader of ``config.json``: text that may not be JSON, numbers of the wrong type, fields one level down."""
 
 import json
 import math
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Where the part lies that generates text, in a model that sees or hears too. Never a vision or audio part.
+# Keys of the part that generates text in a model that also sees or hears. Never a vision or audio part.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config", "decoder")
 _OUTER_PARTS = ("thinker_config", "model_config")
 LARGEST = 2**53
-"""What a whole number of a model stays under."""
+"""The exclusive limit of whole numbers in a configuration."""
 
 
-class BadConfig(Exception):
-    """The text is no configuration; the text of the error is a sentence."""
+class BadModelConfig(Exception):
+    """The text is no configuration; the message is a sentence."""
 
 
 @dataclass
 class Document:
-    """Fields of the text part, then of the whole, then of `defaults`; what was read is noted with its place."""
+    """Fields of the text part, then of the whole, then of `defaults`. Values read are recorded with their place."""
 
     whole: Mapping[str, Any]
     text: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Document:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def find(self, *names: str) -> tuple[Any, str]:
-        """The first of `names` that has a value, and where it stands; (None, "")."""
+        """Return the first of `names` that has a value, and its place in the document; (None, "") without one."""
         layers = [(self.text, f"config.json {self.place}".strip())]
         if self.place:
             layers.append((self.whole, "config.json"))
@@ -40,7 +40,7 @@ class Document:
         return None, ""
 
     def whole_number(self, *names: str) -> tuple[int | None, str]:
-        """`find`, when it is a whole number from 0 on."""
+        """Return `find` when the value is a whole number from 0 on."""
         for name in names:
             value, source = self.find(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -50,35 +50,35 @@ class Document:
         return None, ""
 
     def number(self, *names: str) -> int | None:
-        """`whole_number` without its source."""
+        """Return `whole_number` without its source."""
         return self.whole_number(*names)[0]
 
     def words(self, name: str) -> str:
-        """A text, empty for anything else."""
+        """Return a text, empty for any other type."""
         value, _ = self.find(name)
         return value if isinstance(value, str) else ""
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """An object of its own, empty for anything else."""
+        """Return a nested object, empty for any other type."""
         value, _ = self.find(name)
         return value if isinstance(value, dict) else {}
 
     def listed(self, name: str) -> list[Any] | None:
-        """A list, None for anything else."""
+        """Return a list, None for any other type."""
         value, _ = self.find(name)
         return value if isinstance(value, list) else None
 
 
 def parse(text: str) -> Document:
-    """The document in `text`. BadConfig. `Infinity` and `NaN`, which some writers print, read as nothing."""
+    """Parse `text`. Raises BadModelConfig. `Infinity` and `NaN`, which some writers print, count as absent."""
     try:
         whole: Any = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
     except RecursionError:
-        raise BadConfig("config.json is nested deeper than any may be.") from None
+        raise BadModelConfig("config.json is nested too deeply.") from None
     except ValueError:
-        raise BadConfig("config.json is not JSON.") from None
+        raise BadModelConfig("config.json is not JSON.") from None
     if not isinstance(whole, dict):
-        raise BadConfig("config.json is not a JSON object.")
+        raise BadModelConfig("config.json is not a JSON object.")
     outer, at = whole, ""
     for name in _OUTER_PARTS:
         if isinstance(whole.get(name), dict) and "num_hidden_layers" not in whole:

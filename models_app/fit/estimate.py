@@ -1,9 +1,10 @@
-"""How much memory a model takes on each GPU and of the host. Pure; what is unknown is None, and its reason is told."""
+"""The memory that a model takes on each GPU and of the host. Pure; unknown values are None and have a reason."""
 
 from dataclasses import dataclass
 
-from agent.wire import budget
+from agent.common import budget, llama_args
 from agent.wire.capability import Runtime
+from mirbad.kernel.sizes import size
 from models_app.fit import cache
 from models_app.fit.serve import ServePlan
 from models_app.fit.shape import Input, ModelShape
@@ -11,24 +12,25 @@ from models_app.fit.shape import Input, ModelShape
 MIB = 1024**2
 GIB = 1024**3
 
-# Measured allowances for what no shape tells: the driver's context and the engine's libraries on a card, its captured
-# graphs, and what cards need to talk to each other.
+# Measured allowances for memory that no shape shows: the driver's context and the engine's libraries on a card,
+# captured graphs, and buffers for the traffic between cards.
 _CONTEXT_BYTES = {Runtime.VLLM: 512 * MIB, Runtime.LLAMA_CPP: 448 * MIB}
 _GRAPHS_BYTES = 640 * MIB
 _TALK_BYTES = 384 * MIB
+_LEAST_PICTURE_BYTES, _MOST_PICTURE_BYTES = 128 * MIB, GIB
 _SERVER_BYTES = {Runtime.VLLM: 2 * GIB, Runtime.LLAMA_CPP: 192 * MIB}
 
 SHORTEST_CONTEXT = 4096
-"""Tokens to which llama.cpp shortens a context that nobody set, so that it fits."""
+"""The shortest context, in tokens, to which llama.cpp shortens a context that nobody set, so that it fits."""
 
 _TYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _SQUEEZED = {"fp8": 0.5, "bitsandbytes": 0.28, "experts_int8": 0.5}
-"""What is left of 16-bit weights that the engine itself quantizes as it loads them."""
+"""The fraction of 16-bit weights that remains after the engine quantizes them while loading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the need, on each card or of the host. `words` says how it came about."""
+class MemoryComponent:
+    """One part of the estimate, on each card or of the host. `words` explains its size."""
 
     name: str
     bytes: int | None
@@ -37,18 +39,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`gpu_bytes` is the need of each card, None without cards; `host_bytes` of the host. None is unknown: `reasons`.
+    """The memory of a model: `gpu_bytes` on each card (None without cards), `host_bytes` of the host.
 
-    `parts` add up to what the shape tells, which a budget may replace. `problems` are what the engine will refuse, each
-    as a code and a sentence. `least_bytes` is the need with the shortest context that the engine would go down to by
-    itself, None where it does not. `claim` is the share of a card that the engine takes whatever it needs.
-    `active_bytes` are read for a token.
+    None is unknown, for the given `reasons`. `parts` add up to the total of the shape, which a budget may replace.
+    `problems` are settings that the engine will refuse, each as a code and a sentence. `least_bytes` is the need with
+    the shortest context that the engine would choose itself, None where it does not shorten. `claim` is the fraction of
+    a card that the engine takes whatever it needs. `context` is the limit of one request. `active_bytes` are the
+    weights read for one token.
     """
 
     gpus: int
     gpu_bytes: int | None
     host_bytes: int | None
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryComponent, ...]
     claim: float | None
     context: int | None
     token_bytes: int | None
@@ -61,34 +64,36 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether all that it needs is known."""
+        """Return whether the whole need is known."""
         return self.host_bytes is not None and (self.gpu_bytes is not None or not self.gpus)
 
 
 def estimate(shape: ModelShape, plan: ServePlan) -> Estimate:
-    """The need of a model of this `shape` when it is run by this `plan`."""
+    """Estimate the memory of a model of this `shape` when run by this `plan`."""
     if plan.runtime == Runtime.SIM:
-        part = Part("engine", budget.host_part_of(plan.runtime, (), 0, None), "a small program; it loads no weights")
+        part = MemoryComponent(
+            "engine", budget.host_part_of(plan.runtime, (), 0, None), "a small program without weights"
+        )
         need = plan.host_budget_bytes or part.bytes
         return Estimate(plan.gpus, 0 if plan.gpus else None, need, (part,), None, None, None, None, plan.inputs)
     context = plan.context or shape.context
     inputs = [*shape.inputs, *plan.inputs]
     if plan.context is None and context is not None:
-        inputs.append(Input("Context", f"{context} tokens", "the model's own, since no other is set"))
+        inputs.append(Input("Context", f"{context} tokens", "the model's default"))
     parts = _parts(shape, plan, context)
     reasons = tuple(dict.fromkeys(f"{_LABELS[p.name]}: {p.words}" for p in parts if p.bytes is None))
     total = None if reasons else sum(part.bytes or 0 for part in parts)
     gpu, host = _needs(shape, plan, total)
     unknown = reasons if (host is None or (plan.gpus and gpu is None)) else ()
     if host is None and not unknown:
-        unknown = (f"The host's part: {shape.why('weights') or 'the size of the weights is not known.'}",)
+        unknown = (f"Host memory: {shape.why('weights') or 'the size of the weights is unknown.'}",)
     return Estimate(
         gpus=plan.gpus,
         gpu_bytes=gpu,
         host_bytes=host,
         parts=parts,
         claim=plan.utilization if plan.gpus or plan.shares_memory else None,
-        context=context,
+        context=None if context is None else context // plan.shares,
         token_bytes=cache.token_bytes(shape, plan),
         active_bytes=_active(shape, plan),
         inputs=tuple(inputs),
@@ -99,23 +104,41 @@ def estimate(shape: ModelShape, plan: ServePlan) -> Estimate:
     )
 
 
-_LABELS = {"weights": "Weights", "cache": "Cache", "buffers": "Buffers", "engine": "Engine"}
+_LABELS = {
+    "weights": "Weights", "cache": "Cache", "buffers": "Buffers", "engine": "Engine", "projector": "Projector",
+}  # fmt: skip
 
 
-def _parts(shape: ModelShape, plan: ServePlan, context: int | None) -> tuple[Part, ...]:
+def _parts(shape: ModelShape, plan: ServePlan, context: int | None) -> tuple[MemoryComponent, ...]:
     cards = max(1, plan.gpus)
     loaded = loaded_bytes(shape, plan)
     each = None if loaded is None else -(-loaded // cards)
     split = f", split over {cards} GPUs" if cards > 1 else ""
     if loaded is None:
-        weights = Part("weights", None, shape.why("weights") or "the size of the weights is not known.")
+        weights = MemoryComponent("weights", None, shape.why("weights") or "the size of the weights is unknown.")
     else:
-        weights = Part("weights", each, f"{loaded / GIB:.2f} GiB as loaded{split}")
-    return (weights, _cache(shape, plan, context), _buffers(shape, plan, context), _engine(plan))
+        weights = MemoryComponent("weights", each, f"{size(loaded)} as loaded{split}")
+    found = (weights, _cache(shape, plan, context), _buffers(shape, plan, context), _engine(plan))
+    given = shape.projector and plan.runtime == Runtime.LLAMA_CPP and llama_args.uses_projector(plan.args)
+    return (*found, _projector(shape, plan)) if given else found
+
+
+def _projector(shape: ModelShape, plan: ServePlan) -> MemoryComponent:
+    """Return the memory of the projector and of its work on a picture; each card may be the one that holds it."""
+    held = shape.projector_bytes
+    if plan.gpus and llama_args.projector_on_host(plan.args):
+        return MemoryComponent("projector", 0, "in host memory")
+    if held is None:
+        return MemoryComponent("projector", None, shape.why("projector") or "its size is unknown.")
+    work = max(_LEAST_PICTURE_BYTES, min(held, _MOST_PICTURE_BYTES))
+    return MemoryComponent("projector", held + work, f"{size(held)}, and buffers for pictures")
 
 
 def loaded_bytes(shape: ModelShape, plan: ServePlan) -> int | None:
-    """The weights as the engine holds them: it converts plain numbers to its type, and may quantize them itself."""
+    """Return the bytes of the weights as the engine holds them.
+
+    It converts plain numbers to its own type, and may quantize them itself.
+    """
     total = shape.weights_bytes
     if total is None or plan.runtime == Runtime.LLAMA_CPP:
         return _offloaded(shape, plan, total)
@@ -135,40 +158,40 @@ def _offloaded(shape: ModelShape, plan: ServePlan, total: int | None) -> int | N
     return int(total * min(1.0, plan.offloaded / (shape.layers + 1)))
 
 
-def _cache(shape: ModelShape, plan: ServePlan, context: int | None) -> Part:
+def _cache(shape: ModelShape, plan: ServePlan, context: int | None) -> MemoryComponent:
     if shape.groups is None:
-        return Part("cache", None, shape.why("cache") or "what the model keeps of a token is not known.")
+        return MemoryComponent("cache", None, shape.why("cache") or "the cache size of a token is unknown.")
     if not shape.groups:
-        return Part("cache", 0, "none: it keeps nothing of a text")
+        return MemoryComponent("cache", 0, "none: the model keeps no cache")
     if context is None:
-        return Part("cache", None, shape.why("context") or "the length of the context is not known.")
+        return MemoryComponent("cache", None, shape.why("context") or "the context length is unknown.")
     held = cache.cache_bytes(shape, plan, context)
     each = cache.token_bytes(shape, plan)
     words = f"one request of {context} tokens" if plan.runtime == Runtime.VLLM else f"{context} tokens for all requests"
     if each:
         words += f", {each / 1024:.4g} KiB each"
-    return Part("cache", held, words)
+    return MemoryComponent("cache", held, words)
 
 
-def _buffers(shape: ModelShape, plan: ServePlan, context: int | None) -> Part:
-    """Room for the numbers of the tokens that are worked on at once."""
+def _buffers(shape: ModelShape, plan: ServePlan, context: int | None) -> MemoryComponent:
+    """Return the working memory for the tokens that are processed at once."""
     hidden, inner, words = shape.hidden, shape.intermediate, shape.vocabulary
     if not hidden or not words:
-        return Part("buffers", 512 * MIB, "an allowance: the model does not state its width")
+        return MemoryComponent("buffers", 512 * MIB, "an allowance: the model states no width")
     inner = inner or 4 * hidden
     if plan.runtime == Runtime.LLAMA_CPP:
         numbers = plan.batch * 4 * (3 * inner + 5 * hidden) + plan.batch * (context or 0) * 2
         outputs = plan.sequences * words * 4
-        return Part("buffers", numbers + outputs, f"{plan.batch} tokens at once")
+        return MemoryComponent("buffers", numbers + outputs, f"{plan.batch} tokens at once")
     cards = max(1, plan.gpus)
     numbers = plan.batch * 2 * (2 * inner // cards + 6 * hidden) + 256 * words * 4
-    return Part("buffers", numbers, f"{plan.batch} tokens at once")
+    return MemoryComponent("buffers", numbers, f"{plan.batch} tokens at once")
 
 
-def _engine(plan: ServePlan) -> Part:
+def _engine(plan: ServePlan) -> MemoryComponent:
     runtime = Runtime(plan.runtime)
     if not plan.gpus and not plan.shares_memory:
-        return Part("engine", _SERVER_BYTES[runtime], "the server")
+        return MemoryComponent("engine", _SERVER_BYTES[runtime], "the server")
     total, words = _CONTEXT_BYTES[runtime], "the driver's context and libraries"
     if runtime is Runtime.VLLM and plan.graphs:
         total, words = total + _GRAPHS_BYTES, f"{words}, captured graphs"
@@ -176,14 +199,15 @@ def _engine(plan: ServePlan) -> Part:
         total, words = total + _TALK_BYTES, f"{words}, buffers between the GPUs"
     if plan.shares_memory:
         total, words = total + _SERVER_BYTES[runtime], f"{words}, the server"
-    return Part("engine", total, words)
+    return MemoryComponent("engine", total, words)
 
 
 def _needs(shape: ModelShape, plan: ServePlan, total: int | None) -> tuple[int | None, int | None]:
-    """(each GPU, host). A budget that somebody set is what counts, as it does when the node admits a start."""
+    """Return (each GPU, host). A configured budget replaces the estimate, as in the node's admission of a start."""
     if plan.gpus:
         gpu = total if plan.gpu_budget_bytes is None else budget.share(plan.gpu_budget_bytes, plan.gpus)
-        host = budget.host_part_of(plan.runtime, plan.args, plan.gpus, shape.weights_bytes)
+        mapped = None if shape.weights_bytes is None else shape.weights_bytes + (shape.projector_bytes or 0)
+        host = budget.host_part_of(plan.runtime, plan.args, plan.gpus, mapped)
         return gpu, host if plan.host_budget_bytes is None else plan.host_budget_bytes
     if plan.shares_memory and plan.gpu_budget_bytes is not None:
         return None, budget.on_shared_memory(plan.host_budget_bytes, plan.gpu_budget_bytes)
@@ -193,9 +217,9 @@ def _needs(shape: ModelShape, plan: ServePlan, total: int | None) -> tuple[int |
 
 
 def _least(shape: ModelShape, plan: ServePlan, total: int | None) -> int | None:
-    """With no context set, llama.cpp shortens the model's own until it goes on the cards, but no further than this.
+    """Return the need with the shortest context to which llama.cpp shortens the model's own to fit on the cards.
 
-    On the processor it does so by the memory of the machine, whatever of it is free: that helps nobody.
+    On the processor it shortens by the total memory of the machine, even if little of it is free: no help there.
     """
     if not plan.gpus or plan.gpu_budget_bytes is not None or plan.context is not None or not plan.shortens:
         return None
@@ -206,7 +230,7 @@ def _least(shape: ModelShape, plan: ServePlan, total: int | None) -> int | None:
 
 
 def _refused(shape: ModelShape, plan: ServePlan) -> tuple[tuple[str, str], ...]:
-    """Heads that vLLM would not split over so many cards."""
+    """Return the problem of attention heads that vLLM does not split over this number of cards."""
     if plan.runtime != Runtime.VLLM or plan.gpus < 2:
         return ()
     heads, kv = shape.attention_heads, shape.key_value_heads
@@ -214,26 +238,26 @@ def _refused(shape: ModelShape, plan: ServePlan) -> tuple[tuple[str, str], ...]:
     if heads is not None and heads % plan.gpus:
         text = f"vLLM splits attention heads evenly: {heads} cannot be split over {plan.gpus} GPUs."
     elif kv and (kv % plan.gpus if kv >= plan.gpus else plan.gpus % kv):
-        text = f"vLLM splits or repeats KV heads evenly: {kv} do not go with {plan.gpus} GPUs."
+        text = f"vLLM splits or repeats KV heads evenly: {kv} do not fit {plan.gpus} GPUs."
     return (("tensor_parallel_mismatch", text),) if text else ()
 
 
 def _too_small(plan: ServePlan, total: int | None) -> tuple[tuple[str, str], ...]:
-    """A budget that vLLM keeps to, and that the model does not go into."""
+    """Return the problem of a budget that vLLM keeps to and that is too small for the model."""
     allowed = budget.share(plan.gpu_budget_bytes, plan.gpus)
     if plan.runtime != Runtime.VLLM or plan.utilization is not None or allowed is None or total is None:
         return ()
     if total <= allowed:
         return ()
     text = (
-        f"The model needs about {total / GIB:.1f} GiB on each GPU, and its budget gives {allowed / GIB:.1f}. Raise the "
-        "GPU memory budget, shorten the context or use more GPUs."
+        f"The model needs about {size(total)} on each GPU, but its budget allows {size(allowed)}. Raise the "
+        "GPU memory budget, shorten the context, or use more GPUs."
     )
     return (("budget_too_small", text),)
 
 
 def _active(shape: ModelShape, plan: ServePlan) -> int | None:
-    """Bytes of the weights that are read for one token."""
+    """Return the bytes of the weights that are read for one token."""
     total = loaded_bytes(shape, plan.on(0))
     if total is None:
         return None

@@ -1,11 +1,14 @@
 """The shape of a GGUF model from its header, by the keys that llama.cpp reads."""
 
+from dataclasses import replace
 from typing import Any
 
+from agent.common.formats import gguf_names
 from agent.wire.shape import FolderShape, GgufModel
+from mirbad.kernel.sizes import size
 from models_app.fit.shape import CacheGroup, Input, ModelShape
 
-# Architectures whose layers slide but for every n-th; for others llama.cpp keeps all tokens in every layer.
+# Architectures whose layers slide except every n-th; for all others llama.cpp keeps all tokens in every layer.
 _EVERY = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma-embedding": 6, "cohere2": 4, "gpt-oss": 2, "llama4": 4,
     "exaone4": 4, "smallthinker": 4, "olmo2": 4,
@@ -16,18 +19,42 @@ _ENCODERS = frozenset(
 _PURE_STATE = frozenset({"mamba", "mamba2", "rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"})
 
 
-def shape(facts: FolderShape, file: str = "") -> ModelShape:
-    """The shape of the GGUF `file`, or of the only one."""
-    found = [model for model in facts.gguf if not file or model.path == file]
+def shape(facts: FolderShape, file: str = "", projector: str = "") -> ModelShape:
+    """Return the shape of the GGUF `file`, or of the only model, with its projector."""
+    named = [model for model in facts.gguf if not file or model.path == file]
+    found = [model for model in named if gguf_names.is_model(model.values)]
+    if named and not found:
+        return _unknown(f"{named[0].path} is an adapter (LoRA), a projector or a by-product, and no model.")
     if not found:
-        reason = f"The folder holds no GGUF file {file}." if file else "The folder holds no GGUF file."
+        reason = f"The folder has no GGUF file {file}." if file else "The folder has no GGUF file."
         return _unknown(reason)
     if len(found) > 1:
-        return _unknown(f"The folder holds {len(found)} GGUF models; name the file of this one.")
+        return _unknown(f"The folder has {len(found)} GGUF models; name the file of this one.")
     model = found[0]
     if model.problem:
         return _unknown(f"{model.path}: {model.problem}")
-    return _read(model)
+    return _with_projector(_read(model), facts, model.path, projector)
+
+
+def _with_projector(model: ModelShape, facts: FolderShape, file: str, choice: str) -> ModelShape:
+    """Return `model` with the projector that the node would give the engine, by the same rule."""
+    if choice == gguf_names.NO_PROJECTOR:
+        return replace(model, inputs=(*model.inputs, Input("Projector", "none", "the model's settings")))
+    sizes = {one.path: one.size_bytes for one in facts.files}
+    name = choice or gguf_names.projector_for(file, sizes)
+    if not name:
+        unsure = [one for one in sizes if gguf_names.is_projector(one)]
+        if not unsure:
+            return model
+        words = f"none: {len(unsure)} in the folder, none that is clearly of this model"
+        return replace(model, inputs=(*model.inputs, Input("Projector", words, "names of the files")))
+    held = sizes.get(name)
+    if held is None:
+        problem = ("projector", f"The folder has no projector {name}.")
+        return replace(model, projector=name, problems=(*model.problems, problem))
+    source = "the model's settings" if choice else "names of the files"
+    shown = Input("Projector", f"{name} ({size(held)})", source)
+    return replace(model, projector=name, projector_bytes=held, inputs=(*model.inputs, shown))
 
 
 def _unknown(reason: str) -> ModelShape:
@@ -35,7 +62,7 @@ def _unknown(reason: str) -> ModelShape:
 
 
 class _Keys:
-    """Values under the architecture's name; what is read is noted."""
+    """Values under the architecture's name; each value read is recorded."""
 
     def __init__(self, model: GgufModel) -> None:
         self.values = model.values
@@ -50,7 +77,7 @@ class _Keys:
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
     def each(self, key: str, layers: int) -> list[int] | None:
-        """One number a layer, from a number or a list."""
+        """Return one number for each layer, from a number or a list."""
         value = self.get(key)
         if isinstance(value, tuple) and len(value) >= layers:
             return [int(number) for number in value[:layers]]
@@ -62,18 +89,18 @@ def _read(model: GgufModel) -> ModelShape:
     keys = _Keys(model)
     source = f"header of {model.path}"
     total = model.tensor_bytes if model.tensor_bytes is not None else model.size_bytes
-    files = f"{total / 2**30:.2f} GiB in {model.parts} file{'' if model.parts == 1 else 's'}"
+    files = f"{size(total)} in {model.parts} file{'' if model.parts == 1 else 's'}"
     inputs = [Input("Weights", files, source if model.tensor_bytes is not None else "sizes of the files")]
     problems: list[tuple[str, str]] = []
     layers, context = keys.number("block_count"), keys.number("context_length")
     groups: tuple[CacheGroup, ...] | None = None
     if not layers or layers > 4096:
-        problems.append(("cache", "The header does not state how many layers the model has."))
+        problems.append(("cache", "The header states no number of layers."))
     else:
         inputs.append(Input("Layers", str(layers), f"{source}: block_count"))
         groups = _groups(keys, layers, source, inputs, problems)
     if context is None:
-        problems.append(("context", "The header does not state how long a context the model takes."))
+        problems.append(("context", "The header states no context length."))
     else:
         inputs.append(Input("Longest context", f"{context} tokens", f"{source}: context_length"))
     heads = keys.each("attention.head_count", 1)
@@ -101,11 +128,11 @@ def _groups(
     keys: _Keys, layers: int, source: str, inputs: list[Input], problems: list[tuple[str, str]]
 ) -> tuple[CacheGroup, ...] | None:
     if keys.architecture in _ENCODERS or keys.get("attention.causal") is False:
-        inputs.append(Input("Cache", "none: it reads a text at once", f"{source}: architecture"))
+        inputs.append(Input("Cache", "none: the model reads a text at once", f"{source}: architecture"))
         return ()
     if rank := keys.number("attention.kv_lora_rank"):
         rope = keys.number("rope.dimension_count") or 64
-        inputs.append(Input("Latent cache", f"{rank} + {rope} numbers a layer and token", f"{source}: kv_lora_rank"))
+        inputs.append(Input("Latent cache", f"{rank} + {rope} numbers per layer and token", f"{source}: kv_lora_rank"))
         return (CacheGroup("latent", layers, rank + rope, 0, 1),)
     state = _state(keys)
     if keys.architecture in _PURE_STATE:
@@ -114,7 +141,7 @@ def _groups(
     kv = keys.each("attention.head_count_kv", layers) or heads
     hidden = keys.number("embedding_length")
     if not kv or not heads or (keys.number("attention.key_length") is None and (not hidden or not max(heads))):
-        problems.append(("cache", "The header does not state the attention heads of the model."))
+        problems.append(("cache", "The header states no attention heads."))
         return None
     key = keys.number("attention.key_length") or (hidden or 0) // max(heads)
     value = keys.number("attention.value_length") or key
@@ -136,7 +163,7 @@ def _groups(
 def _attention(
     keys: _Keys, kv: list[int], key: int, value: int, source: str, inputs: list[Input]
 ) -> tuple[CacheGroup, ...]:
-    """Layers with the same heads and the same window together."""
+    """Group layers that have the same heads and the same window."""
     window = keys.number("attention.sliding_window")
     marks = keys.get("attention.sliding_window_pattern")
     every = _EVERY.get(keys.architecture)
@@ -164,7 +191,7 @@ def _slides(layer: int, every: int | None) -> bool:
 
 def _states(layers: int, state: int | None, problems: list[tuple[str, str]]) -> tuple[CacheGroup, ...] | None:
     if state is None:
-        problems.append(("cache", "The header does not say how large the state of its layers is."))
+        problems.append(("cache", "The header states no size of the layers' state."))
         return None
     return (CacheGroup("state", layers, state_elements=state),)
 

@@ -1,10 +1,10 @@
-"""The shape of a model from its ``config.json``: layers, heads, context, and what is kept of each token."""
+"""The shape of a model from its ``config.json``: layers, heads, context, and the cache of each token."""
 
 from models_app.fit import layers
-from models_app.fit.document import LARGEST, BadConfig, Document, parse
+from models_app.fit.document import LARGEST, BadModelConfig, Document, parse
 from models_app.fit.shape import CacheGroup, Input, ModelShape
 
-# Fields that a configuration leaves out when they have the value of their class.
+# Fields that a configuration omits when they have the default of their class.
 _DEFAULTS: dict[str, dict[str, object]] = {
     "gemma2": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window_pattern": 2},
     "gemma3_text": {
@@ -14,7 +14,7 @@ _DEFAULTS: dict[str, dict[str, object]] = {
     "cohere2": {"sliding_window_pattern": 4},
     "gemma": {"head_dim": 256},
 }  # fmt: skip
-# These read a text at once and keep nothing of it.
+# These architectures read a text at once and keep no cache of it.
 _ENCODERS = frozenset(
     {
         *("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2", "camembert"),
@@ -26,13 +26,13 @@ _UNSCALED = frozenset({"su", "longrope", "llama3", "default", "mrope", ""})
 
 
 def read(text: str | None, problem: str | None = None) -> ModelShape:
-    """The shape that `text` tells; without one, why nothing is known."""
+    """Return the shape that `text` describes; without a text, an unknown shape with `problem` as its reason."""
     if text is None:
-        reason = problem or "The folder holds no config.json."
+        reason = problem or "The folder has no config.json."
         return ModelShape(problems=(("cache", reason), ("context", reason)))
     try:
         document = parse(text)
-    except BadConfig as error:
+    except BadModelConfig as error:
         return ModelShape(problems=(("cache", str(error)), ("context", str(error))))
     kind = document.words("model_type")
     document.defaults = _DEFAULTS.get(kind, {})
@@ -43,7 +43,7 @@ def read(text: str | None, problem: str | None = None) -> ModelShape:
     groups = _groups(document, kind, inputs, problems)
     context = _context(document, kind, inputs)
     if context is None:
-        problems.append(("context", "config.json does not state how long a context the model takes."))
+        problems.append(("context", "config.json states no context length."))
     quantization = document.whole.get("quantization_config") or document.part("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     return ModelShape(
@@ -68,14 +68,14 @@ def _groups(
     document: Document, kind: str, inputs: list[Input], problems: list[tuple[str, str]]
 ) -> tuple[CacheGroup, ...] | None:
     if kind in _ENCODERS:
-        inputs.append(Input("Cache", "none: it reads a text at once", f"config.json: model_type {kind}"))
+        inputs.append(Input("Cache", "none: the model reads a text at once", f"config.json: model_type {kind}"))
         return ()
     if document.whole.get("is_encoder_decoder") is True:
-        problems.append(("cache", "It has an encoder and a decoder; what both keep is not estimated here."))
+        problems.append(("cache", "The model has an encoder and a decoder; their cache is not estimated."))
         return None
     try:
         return layers.groups(document, kind, inputs)
-    except layers.NotSaid as error:
+    except layers.ConfigIncomplete as error:
         problems.append(("cache", str(error)))
         return None
 

@@ -1,4 +1,4 @@
-"""What each layer of a transformer keeps: full, sliding or latent attention, or a state of fixed size."""
+"""The cache of each layer of a transformer: full, sliding or latent attention, or a state of fixed size."""
 
 from collections import Counter
 from typing import Any
@@ -18,17 +18,17 @@ _STATE = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "m", "rg
 _NOTHING = frozenset({"conv", "mlp", "moe", "-", "e"})
 
 
-class NotSaid(Exception):
-    """The configuration does not say what is needed; the text is a sentence."""
+class ConfigIncomplete(Exception):
+    """The configuration lacks a required value; the message is a sentence."""
 
 
 def groups(document: Document, kind: str, inputs: list[Input]) -> tuple[CacheGroup, ...]:
-    """The layers, those that keep the same together. NotSaid; what was read is added to `inputs`."""
+    """Group layers that keep the same. Raises ConfigIncomplete; values that were read are appended to `inputs`."""
     count, source = document.whole_number(*COUNT)
     if not count:
-        raise NotSaid("config.json does not state how many layers the model has.")
+        raise ConfigIncomplete("config.json states no number of layers.")
     if count > _MOST_LAYERS:
-        raise NotSaid(f"config.json states {count} layers, which no model has.")
+        raise ConfigIncomplete(f"config.json states an impossible number of layers ({count}).")
     inputs.append(Input("Layers", str(count), source))
     if latent := _latent(document, count, inputs):
         return (latent,)
@@ -44,7 +44,7 @@ def groups(document: Document, kind: str, inputs: list[Input]) -> tuple[CacheGro
     if kinds["state"]:
         state = _state(document)
         if state is None:
-            raise NotSaid(f"config.json does not say how large the state of its {kinds['state']} state layers is.")
+            raise ConfigIncomplete(f"config.json states no size of its {kinds['state']} state layers.")
         inputs.append(Input("State layers", f"{kinds['state']} of {state} numbers each", "config.json"))
         found.append(CacheGroup("state", kinds["state"], state_elements=state))
     return tuple(found)
@@ -55,26 +55,26 @@ def _latent(document: Document, count: int, inputs: list[Input]) -> CacheGroup |
     rope = document.number("qk_rope_head_dim")
     if not rank or rope is None:
         return None
-    inputs.append(Input("Latent cache", f"{rank} + {rope} numbers a layer and token", f"{source}, qk_rope_head_dim"))
+    inputs.append(Input("Latent cache", f"{rank} + {rope} numbers per layer and token", f"{source}, qk_rope_head_dim"))
     return CacheGroup("latent", count, rank + rope, 0, 1)
 
 
 def _heads(document: Document, inputs: list[Input]) -> tuple[int, int, int]:
-    """KV heads, and the dimensions of a key and a value."""
+    """Return the number of KV heads, and the dimensions of a key and of a value."""
     heads, heads_at = document.whole_number(*HEADS)
     kv, kv_at = document.whole_number(*_KV_HEADS)
     if document.find("multi_query")[0] is True and kv is None:
         kv, kv_at = 1, "config.json: multi_query"
     if kv is None:
-        kv, kv_at = heads, f"{heads_at}, as many as attention heads"
+        kv, kv_at = heads, f"{heads_at}, same as attention heads"
     if not kv:
-        raise NotSaid("config.json does not state how many attention heads the model has.")
+        raise ConfigIncomplete("config.json states no number of attention heads.")
     inputs.append(Input("KV heads", str(kv), kv_at))
     dimension, at = document.whole_number("head_dim", "kv_channels", "attention_head_dim")
     if not dimension:
         hidden, hidden_at = document.whole_number("hidden_size", "d_model", "n_embd")
         if not hidden or not heads:
-            raise NotSaid("config.json states no head dimension, and nothing that it follows from.")
+            raise ConfigIncomplete("config.json states no head dimension, and no value to derive it from.")
         dimension, at = hidden // heads, f"{hidden_at} ÷ attention heads"
     value = document.number("v_head_dim") or dimension
     inputs.append(Input("Head dimension", str(dimension) if value == dimension else f"{dimension} / {value}", at))
@@ -86,16 +86,16 @@ def _window(document: Document, inputs: list[Input]) -> int:
         "sliding_window", "attention_chunk_size", "sliding_window_size", "window_size"
     )
     if not window:
-        raise NotSaid("config.json has sliding layers and does not state their window.")
+        raise ConfigIncomplete("config.json has sliding layers but states no window.")
     inputs.append(Input("Sliding window", f"{window} tokens", source))
     return window
 
 
 def _kinds(document: Document, kind: str, count: int, inputs: list[Input]) -> Counter[str]:
-    """How many layers are ``full``, ``sliding``, ``state`` or ``none``."""
+    """Count the layers that are ``full``, ``sliding``, ``state`` or ``none``."""
     named, source = _named_kinds(document, count)
     if named is not None:
-        inputs.append(Input("Kinds of layers", _told(named), source))
+        inputs.append(Input("Kinds of layers", _words(named), source))
         return named
     window, _ = document.find("sliding_window")
     if document.find("use_sliding_window")[0] is False or not isinstance(window, int) or isinstance(window, bool):
@@ -103,12 +103,12 @@ def _kinds(document: Document, kind: str, count: int, inputs: list[Input]) -> Co
     pattern = document.number("sliding_window_pattern", "_sliding_window_pattern", "attention_pattern")
     if pattern and pattern > 1:
         found = Counter(full=count // pattern, sliding=count - count // pattern)
-        inputs.append(Input("Kinds of layers", _told(found), f"every {pattern}th layer is full"))
+        inputs.append(Input("Kinds of layers", _words(found), f"every {pattern}th layer is full"))
         return found
     most = document.number("max_window_layers")
     if most is not None and kind.startswith("qwen2"):
         found = Counter(full=min(most, count), sliding=max(count - most, 0))
-        inputs.append(Input("Kinds of layers", _told(found), "config.json: max_window_layers"))
+        inputs.append(Input("Kinds of layers", _words(found), "config.json: max_window_layers"))
         return found
     return Counter(sliding=count)
 
@@ -142,16 +142,16 @@ def _kind_of(item: Any, name: str) -> str:
     for kind, words in (("full", _FULL), ("sliding", _SLIDING), ("state", _STATE), ("none", _NOTHING)):
         if word in words:
             return kind
-    raise NotSaid(f"config.json names a kind of layer that is not known here ({name}: {str(item)[:40]}).")
+    raise ConfigIncomplete(f"config.json names an unknown kind of layer ({name}: {str(item)[:40]}).")
 
 
-def _told(kinds: Counter[str]) -> str:
+def _words(kinds: Counter[str]) -> str:
     words = {"full": "full attention", "sliding": "sliding attention", "state": "state", "none": "no cache"}
     return ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items() if count)
 
 
 def _state(document: Document) -> int | None:
-    """Numbers that one state layer keeps of a sequence: the state itself and the end of its convolution."""
+    """Return the numbers that one state layer keeps of a sequence: the state and the end of its convolution."""
     find = document.number
     if heads := find("linear_num_value_heads"):
         key, value = find("linear_key_head_dim"), find("linear_value_head_dim")

@@ -1,18 +1,20 @@
-"""How an engine will be run: what of its arguments and of the definition decides how much memory it takes."""
+"""The way an engine will be run: the arguments and settings of a definition that decide its memory."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agent.common import llama_args
 from agent.wire.capability import Runtime
 from models_app.fit.shape import Input
 
 UTILIZATION = 0.9
-"""The share of each card that vLLM takes when nobody says another."""
+"""The default fraction of each card that vLLM takes."""
 
-_SHARE_WORDS = "Share of each card that vLLM takes"
 _SHARE = "--gpu-memory-utilization"
-_SHARE_WORDS = "Share of each card that vLLM takes"
+_SHARE_WORDS = "Share of each GPU that vLLM takes"
+_CONTEXT = {Runtime.LLAMA_CPP.value: ("-c", "--ctx-size"), Runtime.VLLM.value: ("--max-model-len",)}
+"""Arguments that go before a model's context length, even with a value that only the engine understands."""
 _BATCHED_TOKENS = 8192
 _UBATCH = 512
 _SLOTS = 4
@@ -28,18 +30,21 @@ _UNITS = {"": 1, "k": 1000, "m": 1_000_000, "K": 1024, "M": 1024**2}
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """`gpus` cards work as one; 0 is the processor, or with `shares_memory` a GPU that has no memory of its own.
+    """`gpus` cards that work as one; 0 is the processor, or with `shares_memory` a GPU without memory of its own.
 
-    `context` None is the model's own; an engine that `shortens` makes that fit. `key_bytes` and `value_bytes` are of
-    one number in the cache, None follows the type of the model. `sequences` share the cache of llama.cpp; `batch`
-    tokens are worked on at once. `offloaded` layers lie on the GPUs, None is all. `active_share` of the weights work on
-    one token, None is not told by the name.
+    `context` is that of all requests together, of which one has its part of `shares`; None is the model's own, which
+    an engine that `shortens` reduces until it fits. `key_bytes` and
+    `value_bytes` are of one number in the cache; None follows the model's type. `sequences` share the cache of
+    llama.cpp; `batch` tokens are processed at once. `offloaded` layers are on the GPUs, None is all. `active_share` is
+    the fraction of the weights that work on one token, None when the name does not state it. `threads` are those that
+    the arguments give an engine on a processor, None for the node's.
     """
 
     runtime: str
     gpus: int = 0
     shares_memory: bool = False
     context: int | None = None
+    shares: int = 1
     key_bytes: float | None = None
     value_bytes: float | None = None
     sequences: int = 1
@@ -53,13 +58,19 @@ class ServePlan:
     whole_windows: bool = False
     shortens: bool = False
     active_share: float | None = None
+    threads: int | None = None
     gpu_budget_bytes: int | None = None
     host_budget_bytes: int | None = None
     args: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
 
+    @property
+    def context_each(self) -> int | None:
+        """Return the tokens of context that one request may have; None is the model's own."""
+        return None if self.context is None else self.context // self.shares
+
     def on(self, gpus: int, *, shares_memory: bool = False) -> "ServePlan":
-        """The same on so many cards."""
+        """Return the same plan on another number of cards."""
         return replace(self, gpus=gpus, shares_memory=shares_memory)
 
 
@@ -72,22 +83,22 @@ def serve_plan(
     host_budget_bytes: int | None = None,
     name: str = "",
 ) -> ServePlan:
-    """The plan that a definition makes. `name` is of its weights; values in `args` that cannot be read are left out."""
+    """Return the plan of a definition. `name` is of its weights; values in `args` that cannot be parsed are ignored."""
     read = _llama if runtime == Runtime.LLAMA_CPP else _vllm if runtime == Runtime.VLLM else _sim
     plan, inputs = read(tuple(args))
     if gpu_budget_bytes is not None and plan.utilization is not None and not is_stated(args, _SHARE):
-        # The agent makes a share of each card of the budget.
+        # The agent gives each card its share of the budget.
         plan, inputs = replace(plan, utilization=None), [item for item in inputs if item.name != _SHARE_WORDS]
-    if plan.context is None and context_length is not None:
-        plan = replace(plan, context=context_length)
+    if plan.context is None and context_length is not None and not is_stated(args, *_CONTEXT.get(runtime, ())):
+        # As the agent does: each of the requests at a time has the whole.
+        plan = replace(plan, context=context_length * plan.shares)
         inputs.append(Input("Context", f"{context_length} tokens", "the model's settings"))
+    if plan.shares > 1:
+        each = f", {plan.context_each} tokens each" if plan.context_each is not None else ""
+        inputs.append(Input("Requests at a time", f"{plan.shares}{each}", "argument --parallel"))
     for words, budget in (("GPU memory budget", gpu_budget_bytes), ("Host memory budget", host_budget_bytes)):
         if budget is not None:
             inputs.append(Input(words, f"{budget / 2**30:.2f} GiB", "the model's settings"))
-    if gpu_budget_bytes is not None and value_of(args, "--gpu-memory-utilization") is None:
-        # The agent gives the engine its budget as its share of each card.
-        plan = replace(plan, utilization=None)
-        inputs = [item for item in inputs if item.name != _SHARE_WORDS]
     found = _ACTIVE.search(name)
     share = float(found[2]) / float(found[1]) if found and float(found[1]) > float(found[2]) else None
     return replace(
@@ -101,7 +112,7 @@ def serve_plan(
 
 
 def value_of(args: Sequence[str], *flags: str) -> str | None:
-    """The value of the last of `flags` among `args`; underscores in a long flag count as dashes."""
+    """Return the value of the last of `flags` in `args`; underscores in a long flag count as dashes."""
     found: str | None = None
     for at, argument in enumerate(args):
         name, equals, value = argument.partition("=")
@@ -111,18 +122,18 @@ def value_of(args: Sequence[str], *flags: str) -> str | None:
     return found
 
 
-def is_stated(args: Sequence[str], flag: str) -> bool:
-    """Whether `flag` has a value among `args`."""
-    return value_of(args, flag) is not None
+def is_stated(args: Sequence[str], *flags: str) -> bool:
+    """Return whether one of `flags` has a value in `args`."""
+    return value_of(args, *flags) is not None
 
 
 def is_given(args: Sequence[str], *flags: str) -> bool:
-    """Whether one of `flags`, which take no value, is among `args`."""
+    """Return whether one of `flags`, which take no value, is in `args`."""
     return any((a.replace("_", "-") if a.startswith("--") else a) in flags for a in args)
 
 
 def _count(text: str | None) -> int | None:
-    """``8192``, ``32k`` (thousands), ``32K`` (1024); None for what is no count."""
+    """Parse ``8192``, ``32k`` (thousands) or ``32K`` (1024); None for anything else."""
     found = _COUNT.fullmatch(text or "")
     if found is None:
         return None
@@ -192,6 +203,8 @@ def _llama(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
         key_bytes=_CACHE_TYPES.get(kinds[0].lower()),
         value_bytes=_CACHE_TYPES.get(kinds[1].lower()),
         sequences=slots,
+        shares=llama_args.context_shares(args),
+        threads=_count(value_of(args, "-t", "--threads")),
         batch=_count(value_of(args, "-ub", "--ubatch-size")) or _UBATCH,
         offloaded=offloaded,
         whole_windows=is_given(args, "--swa-full"),
@@ -201,4 +214,4 @@ def _llama(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
 
 
 def _sim(args: tuple[str, ...]) -> tuple[ServePlan, list[Input]]:
-    return ServePlan(Runtime.SIM), []
+    return ServePlan(Runtime.SIM, context=_count(value_of(args, "--context-length"))), []

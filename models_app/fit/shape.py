@@ -1,8 +1,9 @@
-"""The shape of a model: bytes of its weights, and what each layer keeps of a token. Unknown is None with a reason."""
+"""The shape of a model: the bytes of its weights, and the cache of each layer. Unknown is None with a reason."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agent.common.formats import gguf_names
 from agent.wire.shape import FolderShape
 
 Kind = Literal["full", "sliding", "latent", "state"]
@@ -10,7 +11,7 @@ Kind = Literal["full", "sliding", "latent", "state"]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Something that an estimate rests on, for a person: what it is, its value, and where that was read."""
+    """A value that an estimate is based on, as shown to a person: its name, its value, and its source."""
 
     name: str
     value: str
@@ -22,7 +23,7 @@ class CacheGroup:
     """Layers that keep the same of each token.
 
     `key_elements` and `value_elements` are of one layer and one token over all `heads`. A ``latent`` group keeps one
-    vector for all heads, which every GPU needs whole. ``sliding`` layers keep no more than `window` tokens. A ``state``
+    vector for all heads, which every GPU needs whole. ``sliding`` layers keep at most `window` tokens. A ``state``
     group keeps `state_elements` of each sequence, however long it is.
     """
 
@@ -36,16 +37,17 @@ class CacheGroup:
 
     @property
     def elements(self) -> int:
-        """Keys and values of one layer and one token."""
+        """Return the keys and values of one layer and one token."""
         return self.key_elements + self.value_elements
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What is known of a model. `problems` says, by the part of the estimate, why that part is unknown.
+    """The known facts of a model. `problems` gives, for each unknown part of the estimate, the reason.
 
-    `groups` None is unknown, empty keeps no cache. `table_bytes` are of the input embeddings, which a processor reads
-    a row of; `expert_bytes` of experts, of which `experts_used` in `experts` work on a token.
+    `groups` None is unknown, empty keeps no cache. `table_bytes` are of the input embeddings, of which a processor
+    reads one row; `expert_bytes` are of experts, of which `experts_used` out of `experts` work on a token. `projector`
+    names the file that reads pictures or sound, and `projector_bytes` are in it; None when they are unknown.
     """
 
     format: Literal["safetensors", "gguf", "pickle", ""] = ""
@@ -65,25 +67,30 @@ class ModelShape:
     context: int | None = None
     experts: int | None = None
     experts_used: int | None = None
+    projector: str = ""
+    projector_bytes: int | None = None
     inputs: tuple[Input, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
 
     def why(self, part: str) -> str:
-        """Why `part` is unknown; empty when nothing was said of it."""
+        """Return the reason for which `part` is unknown; empty when none is given."""
         return next((reason for name, reason in self.problems if name == part), "")
 
     @property
     def key_value_heads(self) -> int | None:
-        """The most KV heads of any layer; None for a model that keeps none by heads."""
+        """Return the highest number of KV heads of any layer; None for a model that keeps none by heads."""
         return max((group.heads for group in self.groups or () if group.kind in ("full", "sliding")), default=None)
 
 
-def of_folder(facts: FolderShape, file: str = "") -> ModelShape:
-    """The shape of the model in a folder. `file` names its GGUF; without one safetensors go before GGUF."""
+def of_folder(facts: FolderShape, file: str = "", projector: str = "") -> ModelShape:
+    """Return the shape of the model in a folder. `file` names its GGUF; without one, safetensors go before GGUF.
+
+    `projector` is the choice for that GGUF: a file, "none", or empty for the one that belongs to it.
+    """
     from models_app.fit import gguf, hub_config, weights
 
-    if file.endswith(".gguf") or (facts.gguf and not facts.safetensors):
-        return gguf.shape(facts, file)
+    if gguf_names.is_gguf(file) or (facts.gguf and not facts.safetensors):
+        return gguf.shape(facts, file, projector)
     held = weights.of_folder(facts)
     config = hub_config.read(facts.config, facts.config_problem)
     return replace(

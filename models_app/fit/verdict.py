@@ -1,19 +1,19 @@
-"""Whether a need goes into what is free now, part by part. The same rule previews, plans and applies."""
+"""The comparison of an estimate with free capacity, part by part: one rule for preview, ranking and placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.wire import budget
+from agent.common import budget
+from mirbad.kernel.sizes import size
 from models_app.fit.estimate import Estimate
 
-GIB = 1024**3
 _TIGHT = 0.05
-"""A part is tight when less than this of it would be left."""
+"""A part is tight when less than this fraction of it would remain free."""
 
 
-class State(StrEnum):
-    """How well something fits."""
+class FitState(StrEnum):
+    """The result of a fit, for one part or for all."""
 
     FITS = "fits"
     TIGHT = "tight"
@@ -22,19 +22,19 @@ class State(StrEnum):
 
 
 WORDS = {
-    State.FITS: "fits",
-    State.TIGHT: "fits tightly",
-    State.DOES_NOT_FIT: "does not fit now",
-    State.UNKNOWN: "fit unknown",
+    FitState.FITS: "fits",
+    FitState.TIGHT: "fits tightly",
+    FitState.DOES_NOT_FIT: "does not fit now",
+    FitState.UNKNOWN: "fit unknown",
 }
-_WORST = (State.DOES_NOT_FIT, State.UNKNOWN, State.TIGHT, State.FITS)
+_WORST = (FitState.DOES_NOT_FIT, FitState.UNKNOWN, FitState.TIGHT, FitState.FITS)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """One part of a node: a GPU, or with an empty `uuid` the host. Bytes; None is not reported.
+class Capacity:
+    """One part of a node: a GPU, or the host with an empty `uuid`. Bytes; None is not reported.
 
-    `promised` is what starts on the way will take and is not seen as used yet.
+    `promised` is the memory of models that are starting and do not show as used yet.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Room:
 
     @property
     def usable(self) -> int | None:
-        """What a model may take here, never more than the capacity behind the reserve."""
+        """Return the bytes that a model may take here, at most the total without the reserve."""
         found = budget.usable(self.free, self.reserve, self.promised)
         if found is None:
             return None
@@ -56,96 +56,93 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """The verdict on one part. `left` is what would remain of what can be used."""
+class FitLine:
+    """The verdict on one part. `left` is the free memory that would remain."""
 
-    room: Room
+    capacity: Capacity
     need: int | None
-    state: State
+    state: FitState
     reason: str = ""
 
     @property
     def left(self) -> int | None:
-        """Bytes that would remain; negative is what is missing."""
-        usable = self.room.usable
+        """Return the bytes that would remain; negative is the number missing."""
+        usable = self.capacity.usable
         return None if usable is None or self.need is None else usable - self.need
 
     @property
     def missing(self) -> int:
-        """Bytes that are short; 0 when there is enough, or when that is not known."""
+        """Return the missing bytes; 0 when there is enough, or when that is unknown."""
         return max(0, -(self.left or 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The worst of its `lines`; `reasons` are sentences, the weightiest first."""
+class FitVerdict:
+    """The worst state of its `lines`; `reasons` are sentences, the most important first."""
 
-    state: State
-    lines: tuple[Line, ...]
+    state: FitState
+    lines: tuple[FitLine, ...]
     reasons: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
-        """The state for a person."""
+        """Return the state as shown to a person."""
         return WORDS[self.state]
 
 
-def judge(need: Estimate, gpus: Sequence[Room], host: Room) -> Verdict:
-    """Whether `need` goes on all of `gpus` and into the `host`."""
-    lines = [_line(room, need.gpu_bytes, need, claims=True) for room in gpus]
+def judge(need: Estimate, gpus: Sequence[Capacity], host: Capacity) -> FitVerdict:
+    """Compare `need` with all of `gpus` and the `host`."""
+    lines = [_line(capacity, need.gpu_bytes, need, claims=True) for capacity in gpus]
     lines.append(_line(host, need.host_bytes, need, claims=not need.gpus))
     state = next(state for state in _WORST if any(line.state is state for line in lines))
     if need.problems:
-        state = State.DOES_NOT_FIT
-    told = [line.reason for state_ in _WORST for line in lines if line.state is state_ and line.reason]
-    return Verdict(
-        state, tuple(lines), tuple(dict.fromkeys([*(text for _, text in need.problems), *told, *need.reasons]))
+        state = FitState.DOES_NOT_FIT
+    reasons = [line.reason for state_ in _WORST for line in lines if line.state is state_ and line.reason]
+    return FitVerdict(
+        state, tuple(lines), tuple(dict.fromkeys([*(text for _, text in need.problems), *reasons, *need.reasons]))
     )
 
 
-def _line(room: Room, need: int | None, estimate: Estimate, *, claims: bool) -> Line:
-    claimed = _claim(room, estimate) if claims else None
+def _line(capacity: Capacity, need: int | None, estimate: Estimate, *, claims: bool) -> FitLine:
+    claimed = _claim(capacity, estimate) if claims else None
     if claimed is not None and need is not None and need > claimed:
         text = (
-            f"{room.label}: the model needs about {_gib(need)}, and the engine takes {estimate.claim:.0%} of it, "
-            f"{_gib(claimed)}. Raise --gpu-memory-utilization, shorten the context or use more GPUs."
+            f"{capacity.label}: needs {size(need)}, but the engine takes only {estimate.claim:.0%} of it "
+            f"({size(claimed)}). Raise --gpu-memory-utilization, shorten the context, or use more GPUs."
         )
-        return Line(room, need, State.DOES_NOT_FIT, text)
-    usable = room.usable
+        return FitLine(capacity, need, FitState.DOES_NOT_FIT, text)
+    usable = capacity.usable
     if claimed is not None and usable is not None and claimed > usable and (need is None or need <= usable):
-        return Line(room, claimed, State.DOES_NOT_FIT, _claims_too_much(room, estimate, claimed, usable))
-    wanted = need if claimed is None or need is None else max(need, claimed)
+        return FitLine(capacity, claimed, FitState.DOES_NOT_FIT, _claims_too_much(capacity, estimate, claimed, usable))
+    required = None if need is None else budget.required(need, estimate.claim if claims else None, capacity.total)
     if usable is None:
-        return Line(room, wanted, State.UNKNOWN, f"{room.label}: its free memory is not reported.")
-    if wanted is None:
-        return Line(room, None, State.UNKNOWN)
+        return FitLine(capacity, required, FitState.UNKNOWN, f"{capacity.label}: free memory not reported.")
+    if required is None:
+        return FitLine(capacity, None, FitState.UNKNOWN)
     least = estimate.least_bytes if claims else None
-    if wanted > usable and least is not None and least <= usable:
-        held = f"the engine shortens it to what {_gib(usable)} hold."
-        text = f"{room.label}: the whole context needs {_gib(wanted)}; {held}"
-        return Line(room, least, State.TIGHT, text)
-    if wanted > usable:
-        text = f"{room.label}: the model needs about {_gib(need or wanted)} and {_gib(usable)} can be used now."
-        if need is not None and wanted > need:
-            text += f" The engine would take {estimate.claim:.0%} of it, {_gib(wanted)}."
-        return Line(room, wanted, State.DOES_NOT_FIT, text)
-    if claimed is None and room.total and usable - wanted < room.total * _TIGHT:
-        text = f"{room.label}: {_gib(usable - wanted)} would be left of {_gib(usable)}."
-        return Line(room, wanted, State.TIGHT, text)
-    return Line(room, wanted, State.FITS)
+    if required > usable and least is not None and least <= usable:
+        text = (
+            f"{capacity.label}: the full context needs {size(required)}, {size(usable)} free; the engine shortens it."
+        )
+        return FitLine(capacity, least, FitState.TIGHT, text)
+    if required > usable:
+        text = f"{capacity.label}: needs {size(need or required)}, {size(usable)} free."
+        if need is not None and required > need:
+            text += f" The engine would take {estimate.claim:.0%} of it, {size(required)}."
+        return FitLine(capacity, required, FitState.DOES_NOT_FIT, text)
+    if claimed is None and capacity.total and usable - required < capacity.total * _TIGHT:
+        text = f"{capacity.label}: {size(usable - required)} of {size(usable)} would remain free."
+        return FitLine(capacity, required, FitState.TIGHT, text)
+    return FitLine(capacity, required, FitState.FITS)
 
 
-def _claim(room: Room, estimate: Estimate) -> int | None:
-    return None if estimate.claim is None or room.total is None else int(room.total * estimate.claim)
+def _claim(capacity: Capacity, estimate: Estimate) -> int | None:
+    return None if estimate.claim is None or capacity.total is None else int(capacity.total * estimate.claim)
 
 
-def _claims_too_much(room: Room, estimate: Estimate, claimed: int, usable: int) -> str:
-    share = int(usable / (room.total or 1) * 100) / 100
+def _claims_too_much(capacity: Capacity, estimate: Estimate, claimed: int, usable: int) -> str:
+    share = int(usable / (capacity.total or 1) * 100) / 100
     return (
-        f"{room.label}: the engine takes {estimate.claim:.0%} of it, {_gib(claimed)}, whatever the model needs, and "
-        f"{_gib(usable)} can be used now. Free it, or set --gpu-memory-utilization {share:.2f}."
+        f"{capacity.label}: the engine takes {estimate.claim:.0%} of it ({size(claimed)}) whatever the model needs, "
+        f"{size(usable)} free. Free memory, or set --gpu-memory-utilization {share:.2f}."
     )
-
-
-def _gib(value: int) -> str:
-    return f"{value / GIB:.1f} GiB"

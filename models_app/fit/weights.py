@@ -1,22 +1,24 @@
-"""Which files of a folder are the weights: each counted once, whatever else lies beside them."""
+"""The weight files of a folder: each counted once, whatever other files are beside them."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from agent.common.formats.pickles import is_pickle
 from agent.wire.capability import FolderFile
-from agent.wire.pickles import is_pickle
 from agent.wire.shape import FolderShape, SafetensorsFile
+from mirbad.kernel.sizes import size
 from models_app.fit.shape import Input
 
-# The same weights once more in their maker's layout, and what is trained beside a model.
+# A second copy of the same weights in their maker's layout, and by-products of training.
 _COPIES = ("consolidated",)
 _ASIDE = ("adapter_", "optimizer", "scheduler", "training_args", "rng_state")
+_ADAPTER = "adapter_config.json"
 _PICKLED = ("pytorch_model", "model", "consolidated")
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Their bytes. `expert_bytes` and `bytes_by_type` are known where headers were read."""
+    """The bytes of the weights. `expert_bytes` and `bytes_by_type` are known where headers were read."""
 
     format: Literal["safetensors", "pickle", ""] = ""
     total_bytes: int | None = None
@@ -27,11 +29,11 @@ class Weights:
 
 
 def of_folder(facts: FolderShape) -> Weights:
-    """The weights of a folder, as engines choose them: what the index names, else all but copies and what is aside."""
+    """Return the weights as engines choose them: the files of the index, else all but copies and by-products."""
     chosen, missing, source = _chosen(facts)
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        return _unknown(f"The index names files that are not there: {shown}. Download the model again.")
+        return _unknown(f"The index names missing files: {shown}. Download the model again.")
     if chosen:
         return _safetensors(chosen, source)
     pickled = [file for file in facts.files if _is_pickled_weight(file)]
@@ -40,8 +42,10 @@ def of_folder(facts: FolderShape) -> Weights:
         inputs = (Input("Weights", _files(len(pickled), total), "sizes of the pickle files"),)
         return Weights("pickle", total, inputs=inputs)
     if facts.truncated:
-        return _unknown("The folder holds more files than are listed, and no weights are among the first.")
-    return _unknown("The folder holds no safetensors and no GGUF file.")
+        return _unknown("The folder has too many files to list, and no weights among the first.")
+    if any(file.path == _ADAPTER for file in facts.files):
+        return _unknown("The folder holds an adapter (LoRA) and no model; merge it into its model first.")
+    return _unknown("The folder has no safetensors and no GGUF file.")
 
 
 def _unknown(reason: str) -> Weights:
@@ -49,14 +53,14 @@ def _unknown(reason: str) -> Weights:
 
 
 def _chosen(facts: FolderShape) -> tuple[list[SafetensorsFile], list[str], str]:
-    """The files that count, those that are missing, and where that is from."""
+    """Return the files that count, those that are missing, and the source of that list."""
     there = {file.path: file for file in facts.safetensors}
     if facts.indexed is not None:
         missing = [name for name in facts.indexed if name not in there]
         return [there[name] for name in facts.indexed if name in there], missing, "model.safetensors.index.json"
     plain = [file for file in facts.safetensors if not file.path.startswith((*_COPIES, *_ASIDE))]
     copies = [file for file in facts.safetensors if file.path.startswith(_COPIES)]
-    return plain or copies, [], "safetensors files of the folder"
+    return plain or copies, [], "safetensors files in the folder"
 
 
 def _is_pickled_weight(file: FolderFile) -> bool:
@@ -75,7 +79,7 @@ def _safetensors(chosen: list[SafetensorsFile], source: str) -> Weights:
     whole = all(file.tensor_bytes is not None for file in chosen)
     inputs = [Input("Weights", _files(len(chosen), total), f"{source}{'' if whole else ', sizes of files'}")]
     if whole and by_type:
-        shares = ", ".join(f"{kind} {_gib(held)}" for kind, held in sorted(by_type.items(), key=lambda item: -item[1]))
+        shares = ", ".join(f"{kind} {size(held)}" for kind, held in sorted(by_type.items(), key=lambda item: -item[1]))
         inputs.append(Input("Types of the weights", shares, "headers of the safetensors files"))
     experts = sum(file.expert_bytes or 0 for file in chosen) if whole else None
     kinds = tuple(sorted(by_type.items())) if whole else ()
@@ -83,8 +87,4 @@ def _safetensors(chosen: list[SafetensorsFile], source: str) -> Weights:
 
 
 def _files(count: int, total: int) -> str:
-    return f"{_gib(total)} in {count} file{'' if count == 1 else 's'}"
-
-
-def _gib(value: int) -> str:
-    return f"{value / 2**30:.2f} GiB"
+    return f"{size(total)} in {count} file{'' if count == 1 else 's'}"

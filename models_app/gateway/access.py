@@ -1,4 +1,4 @@
-"""The access log of `/v1`: one JSON line a request, written for many at once. No secret, no prompt, no address."""
+"""The access log of `/v1`: one JSON line per request, written in batches. No secret, no prompt, no address."""
 
 import json
 import logging
@@ -10,17 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mirbad.kernel.redact import redact
+from agent.common.redaction import redact
 
 FILE_BYTES = 16 * 1024 * 1024
 FILES_KEPT = 5
 _LINES_AT_ONCE = 1000
-# Ids made here, and UUIDs: what else clients send may hold what it should not.
+# Our own ids and UUIDs. Any other id comes from a client and may contain a secret, so it is redacted.
 _PLAIN_ID = re.compile(r"req-[0-9a-f]{24}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class Line(NamedTuple):
-    """One request as the log tells it; times in seconds, None is not known."""
+class AccessLogLine(NamedTuple):
+    """One logged request. Times are in seconds; None means unknown."""
 
     ended: float
     request_id: str
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 class AccessLog:
-    """A rotated file; `write` blocks and is called from one thread."""
+    """The log file with its rotation. `write` blocks and may be called from one thread only."""
 
     def __init__(self, path: Path) -> None:
         self._handler = logging.handlers.RotatingFileHandler(
@@ -48,7 +48,7 @@ class AccessLog:
         )
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
-    def write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[AccessLogLine]) -> None:
         """Append the lines."""
         for start in range(0, len(lines), _LINES_AT_ONCE):
             text = "\n".join([render(line) for line in lines[start : start + _LINES_AT_ONCE]])
@@ -59,8 +59,8 @@ class AccessLog:
         self._handler.close()
 
 
-def render(line: Line) -> str:
-    """The line as JSON. Written out, since it is made once a request: `json` would take longer than the request did."""
+def render(line: AccessLogLine) -> str:
+    """Return `line` as JSON. Formatted by hand: `json` would take longer than the rest of the request."""
     second = int(line.ended)
     request_id = line.request_id if _PLAIN_ID.fullmatch(line.request_id) else redact(line.request_id)
     return (
@@ -80,7 +80,7 @@ def _second(second: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _text(text: str) -> str:
-    # A path is the client's own text: it may hold what it should not.
+    # The path is text of the client and may contain a secret.
     return json.dumps(redact(text), ensure_ascii=False)
 
 

@@ -1,15 +1,15 @@
-"""Figures of the gateway for Prometheus. Plain numbers, written by the event loop alone; a collector reads them."""
+"""The gateway's metrics for Prometheus: plain numbers that only the event loop writes and a collector reads."""
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from models_app.gateway.balance import Balance
-from models_app.gateway.table import NodeState, Table
+from models_app.gateway.balance import Balancer
+from models_app.gateway.table import NodeState, RoutingTable
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OWN_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -31,20 +31,26 @@ class Distribution:
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[label] += value
 
-    def family(self, name: str, words: str) -> HistogramMetricFamily:
-        """The distribution as Prometheus reads it, labelled by model."""
-        family = HistogramMetricFamily(name, words, labels=["model"])
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """Return the distribution as a Prometheus histogram, labelled by model."""
+        family = HistogramMetricFamily(name, text, labels=["model"])
         for label, counts in list(self._counts.items()):
             total, buckets = 0, []
             for bound, count in zip((*map(str, self._bounds), "+Inf"), list(counts), strict=True):
                 total += count
                 buckets.append((bound, total))
-            family.add_metric([label], buckets, self._sums[label])
+            family.add_metric([label], buckets, self._sums.get(label, 0.0))
         return family
 
+    def keep_only(self, labels: Container[str]) -> None:
+        """Forget the values of all other labels."""
+        for label in [label for label in self._counts if label not in labels]:
+            del self._counts[label]
+            self._sums.pop(label, None)
 
-class Figures:
-    """What one gateway counted since its process began. Model labels are ids of known models, or empty."""
+
+class GatewayMetrics:
+    """The counts of one gateway since its process started. Model labels are ids of known models, or empty."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -62,99 +68,125 @@ class Figures:
         self.connections: Mapping[str, tuple[int, int]] = {}
         self.nodes: Mapping[str, NodeState] = {}
         self.ejected: Mapping[str, int] = {}
-        self.flight: Callable[[], Mapping[str, int]] = dict
+        self.node_in_flight: Callable[[], Mapping[str, int]] = dict
 
-    def follow(self, table: Table, connections: Mapping[str, tuple[int, int]], balance: Balance) -> None:
-        """Take over what a new table says; called each time one is swapped in."""
+    def follow(self, table: RoutingTable, connections: Mapping[str, tuple[int, int]], balancer: Balancer) -> None:
+        """Take over nodes and connections when a new table is swapped in; forget what it no longer has."""
+        self._forget_gone(table)
         placed = {route.placement_id: route.node_id for model in table.models.values() for route in model.routes}
         ejected = dict.fromkeys(table.nodes, 0)
-        for placement_id in balance.ejected:
+        for placement_id in balancer.ejected:
             if (node_id := placed.get(placement_id)) in ejected:
                 ejected[node_id] += 1
         self.connections, self.nodes, self.ejected = connections, table.nodes, ejected
 
-        def flight() -> Mapping[str, int]:
+        def node_in_flight() -> Mapping[str, int]:
             found = dict.fromkeys(table.nodes, 0)
-            for placement_id, count in list(balance.flight.items()):
+            for placement_id, count in list(balancer.in_flight.items()):
                 node_id = placed.get(placement_id)
                 if node_id in found:
                     found[node_id] += count
             return found
 
-        self.flight = flight
+        self.node_in_flight = node_in_flight
+
+    def _forget_gone(self, table: RoutingTable) -> None:
+        """Forget the counts of models, nodes and placements that were removed. Those without one are kept under ""."""
+        if table.closed is not None and not table.models:
+            return  # the table of a restore lists nothing
+        models = {"", *(model.id for model in table.models.values())}
+        nodes = {"", *table.nodes}
+        routes = (route for model in table.models.values() for route in model.routes)
+        pairs = table.placed | {(route.model_id, route.node_id) for route in routes}
+        for model_id, status, node_id in list(self.requests):
+            placed = not (model_id and node_id) or (model_id, node_id) in pairs
+            if model_id not in models or node_id not in nodes or not placed:
+                del self.requests[model_id, status, node_id]
+        for by_model in (self.tokens, self.broken):
+            for pair in [pair for pair in by_model if pair[0] not in models]:
+                del by_model[pair]
+        for counts, known in ((self.disconnects, models), (self.retries, nodes), (self.node_failures, nodes)):
+            for label in [label for label in counts if label not in known]:
+                del counts[label]
+        for gauge in (self.in_flight, self.waiting):
+            # A request that is not over yet counts down later.
+            for label in [label for label, count in gauge.items() if not count and label not in models]:
+                del gauge[label]
+        for distribution in (self.duration, self.first_byte, self.overhead):
+            distribution.keep_only(models)
 
 
 def _counter(
     name: str,
-    words: str,
+    text: str,
     labels: list[str],
     values: Mapping[str, int] | Mapping[tuple[str, str], int] | Mapping[tuple[str, str, str], int],
 ) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, words, labels=labels)
+    family = CounterMetricFamily(name, text, labels=labels)
     for label, value in list(values.items()):
         family.add_metric([label] if isinstance(label, str) else [*label], value)
     return family
 
 
-class _Collector(Collector):
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+class _GatewayCollector(Collector):
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        f = self._figures
+        f = self._metrics
         prefix = "mirbad_gateway_"
-        yield _counter(prefix + "requests", "Answered requests.", ["model", "code", "node"], f.requests)
-        yield _counter(prefix + "refusals", "Requests refused here, by reason.", ["reason"], f.refusals)
-        yield _counter(prefix + "tokens", "Tokens that engines reported.", ["model", "kind"], f.tokens)
-        yield _counter(prefix + "disconnects", "Clients that left before the end.", ["model"], f.disconnects)
-        yield _counter(prefix + "broken_answers", "Answers cut short after their head.", ["model", "reason"], f.broken)
-        yield _counter(prefix + "retries", "Requests sent again, there or to another node.", ["node"], f.retries)
-        for name, words, values in (
-            ("in_flight", "Requests being worked on.", f.in_flight),
+        yield _counter(prefix + "requests", "Finished requests.", ["model", "code", "node"], f.requests)
+        yield _counter(prefix + "refusals", "Requests refused by the gateway, by reason.", ["reason"], f.refusals)
+        yield _counter(prefix + "tokens", "Tokens reported by engines.", ["model", "kind"], f.tokens)
+        yield _counter(prefix + "disconnects", "Clients that disconnected before the end.", ["model"], f.disconnects)
+        yield _counter(prefix + "broken_answers", "Responses cut short after the head.", ["model", "reason"], f.broken)
+        yield _counter(prefix + "retries", "Requests sent again, to the same node or another one.", ["node"], f.retries)
+        for name, text, values in (
+            ("in_flight", "Requests in flight.", f.in_flight),
             ("waiting", "Requests that wait for a model to start.", f.waiting),
         ):
-            gauge = GaugeMetricFamily(prefix + name, words, labels=["model"])
+            gauge = GaugeMetricFamily(prefix + name, text, labels=["model"])
             for label, value in list(values.items()):
                 gauge.add_metric([label], value)
             yield gauge
         yield from self._nodes()
-        yield f.duration.family(prefix + "duration_seconds", "From the request's head to the answer's end.")
-        yield f.first_byte.family(prefix + "first_byte_seconds", "From the request's head to the answer's first byte.")
+        yield f.duration.family(prefix + "duration_seconds", "From the request head to the end of the response.")
+        yield f.first_byte.family(prefix + "first_byte_seconds", "From the request head to the first response byte.")
         yield f.overhead.family(
-            prefix + "overhead_seconds", "Time spent here: the whole less the waiting for engine and client."
+            prefix + "overhead_seconds", "Time spent in the gateway: the duration less waiting for engine and client."
         )
 
     def _nodes(self) -> Iterator[Metric]:
-        f = self._figures
+        f = self._metrics
         prefix = "mirbad_node_"
-        state = GaugeMetricFamily(prefix + "state", "1 for the state that a node is in.", labels=["node", "state"])
-        for node, found in list(f.nodes.items()):
-            for one in NodeState:
-                state.add_metric([node, one.value], float(found is one))
+        state = GaugeMetricFamily(prefix + "state", "1 for the current state of a node.", labels=["node", "state"])
+        for node, current in list(f.nodes.items()):
+            for each in NodeState:
+                state.add_metric([node, each.value], float(current is each))
         yield state
         connections = GaugeMetricFamily(prefix + "connections", "Connections to agents.", labels=["node", "state"])
         for node, (opened, idle) in list(f.connections.items()):
             connections.add_metric([node, "idle"], idle)
             connections.add_metric([node, "busy"], opened - idle)
         yield connections
-        for name, words, values in (
-            ("in_flight", "Requests that the node works on.", f.flight()),
-            ("ejected", "Replicas of the node that get no requests but probes.", f.ejected),
+        for name, text, values in (
+            ("in_flight", "Requests in flight on the node.", f.node_in_flight()),
+            ("ejected", "Replicas of the node that receive probes only.", f.ejected),
         ):
-            gauge = GaugeMetricFamily(prefix + name, words, labels=["node"])
+            gauge = GaugeMetricFamily(prefix + name, text, labels=["node"])
             for node, value in list(values.items()):
                 gauge.add_metric([node], value)
             yield gauge
-        yield _counter(prefix + "failures", "Requests not answered as they should be.", ["node"], f.node_failures)
+        yield _counter(prefix + "failures", "Requests that failed on the node.", ["node"], f.node_failures)
 
 
-FIGURES = Figures()
-"""The figures of this process."""
+METRICS = GatewayMetrics()
+"""The metrics of this process."""
 
 _REGISTRY = CollectorRegistry(auto_describe=False)
-_REGISTRY.register(_Collector(FIGURES))
+_REGISTRY.register(_GatewayCollector(METRICS))
 
 
 def render() -> bytes:
-    """The gateway's figures of this process in Prometheus' text format."""
+    """Return the gateway metrics of this process in the Prometheus text format."""
     return generate_latest(_REGISTRY)

@@ -1,4 +1,4 @@
-"""Adds up what was used and writes it for many requests at once, in a thread of its own."""
+"""Usage per key, model and day: counted in memory and written in batches, in a thread of its own."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,34 +9,34 @@ from typing import Protocol
 import structlog
 
 from mirbad.kernel import clock
-from models_app.gateway.access import AccessLog, Line
-from models_app.gateway.usage import Usage
+from models_app.gateway.access import AccessLog, AccessLogLine
+from models_app.gateway.usage import TokenUsage
 from models_app.usage import Place, Sums
 
 log = structlog.get_logger(__name__)
 
 _LINES_WAITING = 200_000
 WRITE_SECONDS = 3.0
-"""What a process that is killed may lose of its counts."""
+"""The interval of writes: the most that a killed process loses of its counts."""
 
 
-class Sink(Protocol):
-    """Where sums go; both methods block and run in one thread."""
+class UsageSink(Protocol):
+    """The storage of sums. Both methods block and run in one thread."""
 
     def write(self, used: set[int], sums: Mapping[Place, Sums]) -> None:
-        """Note which keys were used just now, and add the sums to what stands."""
+        """Record that the keys `used` were used now, and add `sums` to the stored ones."""
 
     def close(self) -> None:
-        """Give back what the calling thread holds."""
+        """Release the resources of the calling thread."""
 
 
-class Recorder:
-    """Counts in memory, in the event loop; `start` begins to write, `stop` writes the rest."""
+class UsageRecorder:
+    """The counts of this process, in the event loop. `start` begins to write in intervals, `stop` writes the rest."""
 
-    def __init__(self, sink: Sink, access: AccessLog | None = None) -> None:
+    def __init__(self, sink: UsageSink, access: AccessLog | None = None) -> None:
         self._sink = sink
         self._access = access
-        self._lines: list[Line] = []
+        self._lines: list[AccessLogLine] = []
         self._lines_lost = 0
         self._used: set[int] = set()
         self._sums: dict[Place, Sums] = {}
@@ -46,11 +46,11 @@ class Recorder:
         self._task: asyncio.Task[None] | None = None
 
     def used(self, key_id: int) -> None:
-        """A key was used."""
+        """Record that a key was used."""
         self._used.add(key_id)
 
-    def count(self, key_id: int, model_id: str, *, failed: bool, usage: Usage | None) -> None:
-        """One request for a model is over. `usage` None: the answer reported none."""
+    def count(self, key_id: int, model_id: str, *, failed: bool, usage: TokenUsage | None) -> None:
+        """Count one finished request for a model. `usage` None: the response reported none."""
         place = (key_id, model_id, self._today)
         sums = self._sums.get(place)
         if sums is None:
@@ -64,8 +64,8 @@ class Recorder:
             sums.prompt_tokens += usage.prompt or 0
             sums.completion_tokens += usage.completion or 0
 
-    def line(self, line: Line) -> None:
-        """One request, for the access log."""
+    def line(self, line: AccessLogLine) -> None:
+        """Add a line to the access log, if there is one."""
         if self._access is None:
             return
         if len(self._lines) < _LINES_WAITING:
@@ -75,15 +75,15 @@ class Recorder:
 
     @property
     def wants_lines(self) -> bool:
-        """Whether there is an access log."""
+        """Return whether there is an access log."""
         return self._access is not None
 
     async def start(self) -> None:
-        """Write every `WRITE_SECONDS` from now on."""
+        """Begin to write every `WRITE_SECONDS`."""
         self._task = asyncio.create_task(self._run(), name="usage")
 
     async def stop(self) -> None:
-        """Write what is left, then end."""
+        """Write the rest and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -94,7 +94,7 @@ class Recorder:
         self._thread.shutdown(wait=False)
 
     async def write(self) -> None:
-        """Write now. What cannot be written is kept for the next time."""
+        """Write now. Sums that cannot be written are kept for the next write."""
         self._today = clock.now().date()
         await self._write_lines()
         used, self._used = self._used, set()
@@ -105,7 +105,7 @@ class Recorder:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._work, used, sums)
         except Exception:
             if not self._failing:
-                log.exception("the use of keys cannot be written; it is kept in memory")
+                log.exception("usage cannot be written; it is kept in memory")
             self._failing = True
             self._keep(used, sums)
         else:
@@ -122,7 +122,7 @@ class Recorder:
             lost += len(lines)
             log.warning("the access log cannot be written", reason=str(error))
         if lost:
-            log.warning("lines of the access log were lost", lines=lost)
+            log.warning("access log lines were lost", lines=lost)
 
     def _keep(self, used: set[int], sums: dict[Place, Sums]) -> None:
         self._used |= used
@@ -144,5 +144,5 @@ class Recorder:
         try:
             self._sink.write(used, sums)
         except BaseException:
-            self._sink.close()  # a connection that broke is not used again
+            self._sink.close()  # never reuse a broken database connection
             raise

@@ -1,4 +1,4 @@
-"""What the gateway routes by: an immutable picture of keys, models, placements and nodes. Pure."""
+"""The routing table: an immutable snapshot of keys, models, placements and nodes. Pure."""
 
 import ssl
 from collections.abc import Mapping, Sequence
@@ -7,46 +7,49 @@ from datetime import datetime
 from enum import Enum
 from typing import Protocol
 
-from models_app.gateway.refusals import Refusal
+from agent.wire.base import KEY_HEADER
+from models_app.gateway.errors import GatewayError
+
+_KEY_HEADER = KEY_HEADER.encode()
 
 
-class Reachable(Protocol):
-    """Where an agent is dialled; `nodes.link.transport.Endpoint` is one. No TLS context means plain TCP.
+class AgentEndpoint(Protocol):
+    """The address and trust of an agent; `nodes.link.transport.Endpoint` is one. No TLS context means plain TCP.
 
-    Equal ones may share connections, others must not.
+    Only equal endpoints may share connections.
     """
 
     @property
     def node_id(self) -> str:
-        """The node."""
+        """Return the node's id."""
 
     @property
     def host(self) -> str:
-        """Address or host name."""
+        """Return the IP address or host name."""
 
     @property
     def port(self) -> int:
-        """The agent's port."""
+        """Return the agent's port."""
 
     @property
     def server_name(self) -> str:
-        """The name that the certificate must carry."""
+        """Return the name that the node's certificate must carry."""
 
     @property
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The context that knows the node's key."""
+        """Return the TLS context that verifies the node's key."""
 
     @property
     def pins(self) -> frozenset[str]:
-        """The keys that the node may show."""
+        """Return the fingerprints of the keys that the node may present."""
 
     @property
     def loopback_allowed(self) -> bool:
-        """Whether the node may be this machine."""
+        """Return whether the node may be this machine."""
 
 
 class NodeState(Enum):
-    """What a node's state means for a request."""
+    """The effect of a node's state on requests."""
 
     SERVING = "serving"
     OFFLINE = "offline"
@@ -55,18 +58,23 @@ class NodeState(Enum):
 
 
 class RouteState(Enum):
-    """What a placement's state means for a request. `COMING` is worth waiting for."""
+    """The effect of a placement's state on requests. `STARTING` and `RESTARTING` are worth waiting for."""
 
     READY = "ready"
-    COMING = "coming"
+    STARTING = "starting"
+    RESTARTING = "restarting"
     DOWN = "down"
+    STOPPED = "stopped"
+
+
+COMING = frozenset({RouteState.STARTING, RouteState.RESTARTING})
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A key that is not revoked. `allowed` None means every model; it holds model ids and served names.
+class KeyEntry:
+    """An API key that is not revoked. `allowed` holds model ids; None allows every model.
 
-    The limits hold in each process; None is no limit.
+    Limits apply in each process; None means no limit.
     """
 
     id: int
@@ -77,25 +85,40 @@ class Key:
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
 
-    def may_use(self, model: "Model", name: str) -> bool:
-        """Whether the key is good for `model`, asked for as `name`."""
-        return self.allowed is None or model.id in self.allowed or name in self.allowed
+    @property
+    def header(self) -> tuple[bytes, bytes]:
+        """Return the header that names the key to the agent; it never reaches the engine."""
+        return _KEY_HEADER, b"%d" % self.id
+
+    def may_use(self, model: "ModelEntry") -> bool:
+        """Return whether the key may use `model`. Names do not count: another model may be served as this one's id."""
+        return self.allowed is None or model.id in self.allowed
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One placement: the instance to ask, on which node."""
+class RouteEntry:
+    """One routed placement: an engine instance on a node.
+
+    `retry_seconds` is how long it takes until it may be ready, when the table was built; `context_length` is what its
+    engine reported. None is unknown.
+    """
 
     placement_id: str
     model_id: str
     node_id: str
     generation: int
     state: RouteState
+    retry_seconds: int | None = None
+    context_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model with its routes; time-outs in seconds, `created` in seconds since 1970."""
+class ModelEntry:
+    """A model with its routes. Timeouts are in seconds, `created` in seconds since 1970.
+
+    `context_length` is the tokens that one request may have, None when it is unknown. `owner` is the publisher of
+    the weights, empty when it is unknown.
+    """
 
     id: str
     names: tuple[str, ...]
@@ -103,34 +126,43 @@ class Model:
     first_byte_seconds: float
     idle_seconds: float
     wait_seconds: float
-    routes: tuple[Route, ...] = ()
+    routes: tuple[RouteEntry, ...] = ()
+    context_length: int | None = None
+    owner: str = ""
+
+    @property
+    def whole_seconds(self) -> float:
+        """Return how long a response that is no stream may pause."""
+        return max(self.first_byte_seconds, self.idle_seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The whole picture. `keys` by SHA-256 hex, `models` by served name, `nodes` and `endpoints` by node id.
+class RoutingTable:
+    """The snapshot. `keys` by SHA-256 in hex, `models` by served name, `nodes` and `endpoints` by node id.
 
-    `closed` refuses everything, before a key is looked at; `paused` refuses single models, by id.
+    `placed` has (model id, node id) of every placement, routed or not, for metrics alone.
+    `closed` is the error for every request, before its key is checked; `paused` holds errors by model id.
     """
 
     version: int = -1
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    models: Mapping[str, Model] = field(default_factory=dict)
+    keys: Mapping[str, KeyEntry] = field(default_factory=dict)
+    models: Mapping[str, ModelEntry] = field(default_factory=dict)
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    endpoints: Mapping[str, Reachable] = field(default_factory=dict)
-    closed: Refusal | None = None
-    paused: Mapping[str, Refusal] = field(default_factory=dict)
-    ready: Mapping[str, Sequence[Route]] = field(init=False)
-    """The routes, by model id, to which requests go now: ready, on a serving node, not paused."""
+    endpoints: Mapping[str, AgentEndpoint] = field(default_factory=dict)
+    placed: frozenset[tuple[str, str]] = frozenset()
+    closed: GatewayError | None = None
+    paused: Mapping[str, GatewayError] = field(default_factory=dict)
+    ready: Mapping[str, Sequence[RouteEntry]] = field(init=False)
+    """The routes that take requests now, by model id: ready, on a serving node, not paused."""
 
     def __post_init__(self) -> None:
         ready = {}
         for model in self.models.values():
             if model.id not in self.paused and model.id not in ready:
                 ready[model.id] = tuple(route for route in model.routes if self._takes(route))
-        object.__setattr__(self, "ready", ready)  # worked out once, the table is frozen
+        object.__setattr__(self, "ready", ready)  # computed once per table, not per request
 
-    def _takes(self, route: Route) -> bool:
+    def _takes(self, route: RouteEntry) -> bool:
         return (
             route.state is RouteState.READY
             and self.nodes.get(route.node_id) is NodeState.SERVING

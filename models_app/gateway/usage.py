@@ -1,4 +1,4 @@
-"""Reads token usage on the side of an answer, and keeps the one event from a client that did not ask for it. Pure."""
+"""Token usage, read from a copy of the response; the usage event is withheld if downstream did not ask for it. Pure."""
 
 import json
 import re
@@ -8,9 +8,11 @@ from typing import Any, Protocol
 from pydantic_core import from_json
 
 HOLD_BYTES = 64 * 1024
-"""An unfinished event longer than this is passed on unread: no usage event is so long."""
+"""A longer unfinished event is passed on unread: no usage event is that long."""
 WHOLE_PARSE_BYTES = 1024 * 1024
 TAIL_BYTES = 16 * 1024
+MOST_TOKENS = 100_000_000
+"""No response has more; an engine that reports more is wrong, and its report counts as none."""
 
 _DECODER = json.JSONDecoder()
 _MARK = b'"usage"'
@@ -20,64 +22,72 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one answer; None was not reported."""
+class TokenUsage:
+    """Tokens of one response; None means not reported."""
 
     prompt: int | None
     completion: int | None
 
 
-class Reader(Protocol):
-    """Takes the bytes of an answer as they come; what `feed` and `finish` give goes to the client."""
+class UsageReader(Protocol):
+    """A reader of one response, chunk by chunk. The bytes that `feed` and `finish` return are sent downstream."""
 
     def feed(self, data: bytes) -> bytes:
-        """What goes to the client now."""
+        """Read a chunk. Return the bytes to send downstream now."""
 
     def finish(self) -> bytes:
-        """What goes to the client at the end of the body."""
+        """End the body. Return the remaining bytes to send downstream."""
 
     @property
-    def usage(self) -> Usage | None:
-        """What was reported, as far as is known."""
+    def events(self) -> int:
+        """Return the number of events so far: about one a token."""
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """Return the usage reported so far."""
 
     @property
     def failed(self) -> bool:
-        """Whether the engine told of its own failure inside an answer that began well."""
+        """Return whether the engine reported an error inside a response with a successful status."""
 
 
 def _count(value: Any) -> int | None:
-    return value if value.__class__ is int and value >= 0 else None  # a bool is none
+    """Return a number of tokens, None for anything that cannot be one. `bool` is a subclass of `int`."""
+    return value if value.__class__ is int and 0 <= value <= MOST_TOKENS else None
 
 
-def usage_of(answer: Any) -> Usage | None:
-    """The usage that a JSON answer or event reports, wherever its kind of endpoint puts it. ``null`` is silent."""
-    if not isinstance(answer, dict):
+def usage_of(document: Any) -> TokenUsage | None:
+    """Return the usage in a JSON response or event, wherever its API puts it. ``null`` counts as not reported."""
+    if not isinstance(document, dict):
         return None
-    found: Any = answer.get("usage")
+    found: Any = document.get("usage")
     if isinstance(found, dict):
         return _usage(found)
     for member in ("response", "message"):
-        inner = answer.get(member)
+        inner = document.get(member)
         if not isinstance(found, dict) and isinstance(inner, dict):
             found = inner.get("usage")
     return _usage(found)
 
 
-def _usage(found: Any) -> Usage | None:
+def _usage(found: Any) -> TokenUsage | None:
     if not isinstance(found, dict):
         return None
     prompt = _count(found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens"))
+    if prompt is not None and "input_tokens" in found:
+        # Anthropic's API counts the cached part of a prompt apart.
+        prompt += sum(_count(found.get(f"cache_{kind}_input_tokens")) or 0 for kind in ("creation", "read"))
     completion = _count(found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens"))
-    return Usage(prompt, completion) if prompt is not None or completion is not None else None
+    return TokenUsage(prompt, completion) if prompt is not None or completion is not None else None
 
 
-def _merged(before: Usage | None, new: Usage) -> Usage:
-    """The later report counts; what it leaves out stays (input at the start, output at the end)."""
-    if before is None:
+def _merged(previous: TokenUsage | None, new: TokenUsage) -> TokenUsage:
+    """Return `new`, completed by `previous`: some APIs report input at the start and output at the end."""
+    if previous is None:
         return new
-    return Usage(
-        new.prompt if new.prompt is not None else before.prompt,
-        new.completion if new.completion is not None else before.completion,
+    return TokenUsage(
+        new.prompt if new.prompt is not None else previous.prompt,
+        new.completion if new.completion is not None else previous.completion,
     )
 
 
@@ -87,41 +97,39 @@ def _json(text: bytes) -> Any:
     except ValueError:
         pass
     try:
-        return _DECODER.decode(text.decode())  # slower; it takes half characters
+        return _DECODER.decode(text.decode())  # slower, but accepts lone surrogates
     except (ValueError, RecursionError):
         return None
 
 
 def _data(event: bytes) -> bytes:
-    parts = []
-    for line in _LINE_END.split(event):
-        if line.startswith(b"data:"):
-            value = line[5:]
-            parts.append(value[1:] if value.startswith(b" ") else value)
-    return b"\n".join(parts)
+    # JSON ignores the space that may follow the colon.
+    return b"\n".join([line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")])
 
 
 class EventReader:
-    """Server-sent events, split anywhere. With `withhold`, the usage-only event is kept from the client.
+    """A reader of server-sent events, split anywhere. With `withhold`, the usage-only event is not sent downstream.
 
-    Without `withhold` every byte goes on at once and a copy is read. With it, at most one unfinished event is held
-    until it ends, and all bytes but those of the usage-only event come out unchanged and in order.
+    Without `withhold` every byte passes at once and a copy is read. With it, at most one unfinished event is held until
+    it ends; all bytes except the usage-only event pass unchanged and in order.
     """
 
     def __init__(self, *, withhold: bool) -> None:
         self._withhold = withhold
         self._held = b""
         self._skipping = False
-        self._usage: Usage | None = None
+        self._usage: TokenUsage | None = None
+        self.events = 0
         self.failed = False
 
     @property
-    def usage(self) -> Usage | None:
-        """The last usage that was reported."""
+    def usage(self) -> TokenUsage | None:
+        """Return the last reported usage."""
         return self._usage
 
     def feed(self, data: bytes) -> bytes:
-        """What goes to the client now."""
+        """Read a chunk. Return the bytes to send downstream now."""
+        self.events += data.count(b"\n\n")
         if (
             not self._held
             and not self._skipping
@@ -129,19 +137,19 @@ class EventReader:
             and _ERROR_MARK not in data
             and data.endswith(b"\n\n")
         ):
-            return data  # whole events, none with usage: nearly every call
+            return data  # whole events without usage or error: nearly every call
         passed = self._read(data)
         return passed if self._withhold else data
 
     def finish(self) -> bytes:
-        """What is left at the end of the body; an unfinished last event is read as an event."""
+        """End the body. Return the held bytes; an unfinished last event counts as an event."""
         held, self._held = self._held, b""
         passed = b"" if self._is_usage_only(held) else held
         return passed if self._withhold else b""
 
     def _read(self, data: bytes) -> bytes:
         text = self._held + data if self._held else data
-        # An end of two or three bytes may itself be split: look again at the last bytes that are held.
+        # The end of an event, two to four bytes, may itself be split: search the last held bytes again.
         start, search = 0, max(0, len(self._held) - 3)
         out: list[bytes] = []
         while (end := _EVENT_END.search(text, search)) is not None:
@@ -154,7 +162,7 @@ class EventReader:
                 out.append(event)
         rest = text[start:]
         if self._skipping or len(rest) > HOLD_BYTES:
-            # The last bytes stay, so that an end split over two pieces is still seen.
+            # The last bytes are held, so that an end split over two chunks is still found.
             self._skipping = True
             out.append(rest[:-3])
             rest = rest[-3:]
@@ -163,35 +171,36 @@ class EventReader:
 
     def _is_usage_only(self, event: bytes) -> bool:
         if _ERROR_MARK in event and not self.failed:
-            answer = _json(_data(event))
-            self.failed = isinstance(answer, dict) and bool(answer.get("error"))
+            document = _json(_data(event))
+            self.failed = isinstance(document, dict) and bool(document.get("error"))
         if _MARK not in event:
             return False
-        answer = _json(_data(event))
-        found = usage_of(answer)
+        document = _json(_data(event))
+        found = usage_of(document)
         if found is None:
             return False
         self._usage = _merged(self._usage, found)
-        return isinstance(answer, dict) and answer.get("choices") == []
+        return isinstance(document, dict) and document.get("choices") == []
 
 
 class JsonReader:
-    """One JSON answer: parsed whole when small, else its end is looked at. Bytes pass untouched."""
+    """A reader of one JSON response: of a small one whole, of a large one the end. Bytes pass unchanged."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size = 0
         self._large = False
-        self._usage: Usage | None = None
+        self._usage: TokenUsage | None = None
+        self.events = 0
         self.failed = False
 
     @property
-    def usage(self) -> Usage | None:
-        """The usage, known after `finish`."""
+    def usage(self) -> TokenUsage | None:
+        """Return the usage, known after `finish`."""
         return self._usage
 
     def feed(self, data: bytes) -> bytes:
-        """`data`, as it came."""
+        """Read a chunk. Return it unchanged."""
         self._parts.append(data)
         self._size += len(data)
         if self._size > (TAIL_BYTES * 4 if self._large else WHOLE_PARSE_BYTES):
@@ -201,7 +210,7 @@ class JsonReader:
         return data
 
     def finish(self) -> bytes:
-        """Read the usage; nothing is left for the client."""
+        """Read the usage. Return nothing more to send."""
         text = b"".join(self._parts)
         self._parts = []
         if not self._large:
@@ -216,18 +225,19 @@ class JsonReader:
         return b""
 
 
-class NoReader:
-    """An answer without usage (sound, images, errors): bytes pass."""
+class NullReader:
+    """A reader for responses without usage (audio, images, errors): bytes pass unread."""
 
-    usage: Usage | None = None
+    events = 0
+    usage: TokenUsage | None = None
     failed = False
 
     def feed(self, data: bytes) -> bytes:
-        """`data`, as it came."""
+        """Read a chunk. Return it unchanged."""
         return data
 
     def finish(self) -> bytes:
-        """Nothing."""
+        """Return nothing more to send."""
         return b""
 
 
@@ -239,10 +249,10 @@ def _leading_json(text: bytes) -> Any:
     return value
 
 
-def reader_of(status: int, kind: bytes, *, compressed: bool, withhold: bool) -> Reader:
-    """What reads an answer of the content type `kind`: nothing of errors, of compressed bytes, of sound and images."""
+def reader_for(status: int, kind: bytes, *, compressed: bool, withhold: bool) -> UsageReader:
+    """Return the reader for a response of content type `kind`; errors, compressed and binary ones are not read."""
     if not 200 <= status < 300 or compressed:
-        return NoReader()
+        return NullReader()
     if kind[:17].lower() == b"text/event-stream":
         return EventReader(withhold=withhold)
-    return JsonReader() if b"json" in kind else NoReader()
+    return JsonReader() if b"json" in kind else NullReader()

@@ -1,4 +1,4 @@
-"""Who keeps a model from being started, stopped or changed meanwhile."""
+"""Locks that keep a model from being started, stopped or changed."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from models_app.models.definition import ModelDefinition
 
 
 class Hold(models.Model):
-    """At most one per model. `words` complete the sentence "… holds it"."""
+    """A hold; at most one for each model. `words` complete the sentence "… holds it"."""
 
     model = models.OneToOneField(ModelDefinition, on_delete=models.CASCADE, primary_key=True, related_name="hold")
     holder_kind = models.CharField(max_length=12)

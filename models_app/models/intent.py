@@ -1,4 +1,4 @@
-"""What runs on a node by its owner's wish, and what runs there without a place."""
+"""The running set of each node, and engines without a placement."""
 
 from django.db import models
 
@@ -6,11 +6,11 @@ from models_app.models.placement import Placement
 
 
 class RunningIntent(models.Model):
-    """That a placement belongs to the running set of its node, as of one boot of one machine.
+    """A placement in the running set of its node, as of one boot of one machine.
 
-    `seen` is one that was seen starting or ready in that boot: after another boot of the same machine it is started
-    again. The other causes wait for a start whatever the boot: `asked` is a start that the node could not be given,
-    `autostart` one that is marked to come up with the master. Written by `models_app.intents`.
+    `seen` was observed starting or ready in that boot: after another boot of the same machine it is started again. The
+    other causes are started whatever the boot: `asked` is a start that the node could not receive, `autostart` a model
+    that starts with the master. Written by `models_app.intents`.
     """
 
     SEEN, ASKED, AUTOSTART = "seen", "asked", "autostart"
@@ -26,10 +26,10 @@ class RunningIntent(models.Model):
         return f"{self.placement_id} ({self.cause})"
 
 
-class StrayInstance(models.Model):
-    """An engine of ours on a node on which its model has no such placement: alive, or a record of one that ended.
+class OrphanInstance(models.Model):
+    """An engine of ours on a node where its model has no such placement: alive, or the record of an ended one.
 
-    Written by `models_app.strays` alone, and only from a newer `(boot_id, seq)`.
+    Written by `models_app.orphans` alone, and only from a newer `(boot_id, seq)`.
     """
 
     node_id_text = models.CharField(max_length=40)
@@ -43,7 +43,7 @@ class StrayInstance(models.Model):
 
     class Meta:
         ordering = ("node_id_text", "instance_id")
-        constraints = [models.UniqueConstraint(fields=("node_id_text", "instance_id"), name="stray_once_per_node")]
+        constraints = [models.UniqueConstraint(fields=("node_id_text", "instance_id"), name="orphan_once_per_node")]
 
     def __str__(self) -> str:
         return f"{self.model_id_text} on {self.node_id_text}"

@@ -4,9 +4,9 @@ from django.db import models
 
 
 class ApiKey(models.Model):
-    """A key ``ssk_…``; only its SHA-256 is kept. `allowed_models` empty means all, a limit of None is none.
+    """A key ``ssk_…``; only its SHA-256 is stored. `allowed_models` empty means all, a limit of None is none.
 
-    After a rotation the secret before it (`previous_digest`) may stay good until `previous_until`.
+    After a rotation the old secret (`previous_digest`) may stay valid until `previous_until`.
     """
 
     name = models.CharField(max_length=100)

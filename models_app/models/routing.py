@@ -1,4 +1,4 @@
-"""The version of what the gateway routes by."""
+"""The version of the gateway's routing table."""
 
 from django.db import models
 

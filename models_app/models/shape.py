@@ -1,12 +1,13 @@
-"""What is known of the shape of weights."""
+"""Known shapes of weights."""
 
 from django.db import models
 
 
 class KnownShape(models.Model):
-    """The facts of one set of weights, as they were read: from a node's folder, or from the hub by its revision.
+    """The facts of one set of weights, read from a node's folder, or from the hub by its revision.
 
-    The key is a digest of what the facts are true of: repository and commit, or a folder with its files and sizes.
+    The key is a digest of the content that the facts belong to: repository and commit, or a folder with its files and
+    sizes.
     """
 
     key = models.CharField(primary_key=True, max_length=64)

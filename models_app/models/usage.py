@@ -1,13 +1,13 @@
-"""What was asked of models: sums by key, model and day."""
+"""Usage of models: sums by key, model and day."""
 
 from django.db import models
 
 
 class UsageDay(models.Model):
-    """One key's use of one model on one UTC day. `key_number` 0 stands for Mirbad's own pages.
+    """One key's usage of one model on one UTC day. `key_number` 0 is Mirbad's own pages.
 
-    `requests` were sent to an engine or would have been; `failed` of them got no whole answer, `unreported` of them an
-    answer without token counts, so that the sums of tokens are known to leave those out.
+    `requests` were sent to an engine or would have been; `failed` of them got no complete response, `unreported` of
+    them a response without token counts, so the sums of tokens are known to exclude those.
     """
 
     key_number = models.BigIntegerField()

@@ -1,4 +1,4 @@
-"""Times in which models are kept from being used."""
+"""Times in which ``/v1`` refuses models on purpose."""
 
 from django.db import models
 from django.db.models import Q
@@ -7,8 +7,7 @@ from django.db.models import Q
 class MaintenanceWindow(models.Model):
     """An open window, as long as its row exists. `node_id_text` empty is a window over the whole of ``/v1``.
 
-    `purpose` completes "Mirbad is running …"; `until` is an estimate, not an end. `holder` is who opened it and may
-    close it.
+    `purpose` completes "Mirbad is running …"; `until` is an estimate, not an end. `holder` opened it and may close it.
     """
 
     holder = models.CharField(max_length=80, unique=True)

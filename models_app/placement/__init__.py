@@ -1,1 +1,1 @@
-"""Where models run: the rules (`feasible`, pure) and the one that writes (`apply`)."""
+"""Decisions where models run: the rules (`feasible`, `planner`, pure) and the one writer (`apply`)."""

@@ -1,31 +1,32 @@
-"""Ranks the places where a model may go, and says of every other node why not. Pure: plans on what was seen once.
+"""The ranking of nodes for a model, with the reason against every other node. Pure: plans on one snapshot.
 
-Better is: what fits with room to spare before what fits tightly, fewer cards, a node that has the weights, fewer models
-on the cards and the node, and of several holes the smallest that is enough, so that large ones stay.
+A candidate ranks higher if the model fits with memory to spare, needs fewer cards, has the weights on the node,
+shares cards and node with fewer models, and leaves the least memory unused, so that large gaps stay.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent.wire import images
+from agent.common import image_rules, reason
 from agent.wire.capability import Delivery, MemoryModel, Runtime
+from mirbad.kernel.sizes import size
 from models_app.fit import Estimate, ModelShape, ServePlan, estimate
 from models_app.fit.speed import tokens_per_second
-from models_app.fit.verdict import State, Verdict, judge
+from models_app.fit.verdict import FitState, FitVerdict, judge
 from models_app.placement import feasible
-from models_app.placement.fleet import Card, Machine
+from models_app.placement.fleet import FleetCard, Machine
 
 MOST_CARDS = 16
 _STEP = 1024**3
-"""Holes that differ by less count as the same."""
+"""Free memory that differs by less counts as the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be placed. `avoid` are nodes that are out of the question, each with its sentence.
+class PlanRequest:
+    """The input of a plan. `avoid` are excluded nodes, each with its reason.
 
-    `image` and `image_digest` are its own; without them a container runs the node's default.
+    `image` and `image_digest` are the model's own; without them a container runs the node's default.
     """
 
     runtime: str
@@ -38,13 +39,13 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One place that is good. `why` are the reasons for its rank; `rank` sorts, the smallest first."""
+class Candidate:
+    """One node and GPUs that the planner would choose. `why` explains its rank; `rank` sorts, the smallest first."""
 
     node_id: str
     gpu_uuids: tuple[str, ...]
     gpu_labels: tuple[str, ...]
-    verdict: Verdict
+    verdict: FitVerdict
     estimate: Estimate
     why: tuple[str, ...]
     rank: tuple[int, ...]
@@ -52,8 +53,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One node where it cannot go: a code for programs, a sentence for a person, and all problems where several are."""
+class Rejection:
+    """One node that cannot take the model: a code for programs, a sentence for a person, and all problems."""
 
     node_id: str
     code: str
@@ -63,30 +64,30 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Every node, either among `choices` (the best first) or among `refusals`."""
+    """Every node, either among `candidates` (the best first) or among `rejections`."""
 
-    choices: tuple[Choice, ...]
-    refusals: tuple[Refusal, ...]
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[Rejection, ...]
 
     @property
-    def best(self) -> Choice | None:
-        """The first choice."""
-        return self.choices[0] if self.choices else None
+    def best(self) -> Candidate | None:
+        """Return the first candidate."""
+        return self.candidates[0] if self.candidates else None
 
 
-class NeedOn(Protocol):
-    """What it needs on so many cards."""
+class EstimateFor(Protocol):
+    """An estimate by the number of cards."""
 
     def __call__(self, cards: int, *, shares_memory: bool = False) -> Estimate:
-        """The estimate."""
+        """Return the estimate on `cards` cards."""
         ...
 
 
-class _Needs:
-    """The estimate by the number of cards, made once for all nodes."""
+class _EstimateCache:
+    """The estimate by the number of cards, computed once for all nodes."""
 
-    def __init__(self, wish: Wish) -> None:
-        self._wish = wish
+    def __init__(self, request: PlanRequest) -> None:
+        self._wish = request
         self._made: dict[tuple[int, bool], Estimate] = {}
 
     def on(self, cards: int, *, shares_memory: bool = False) -> Estimate:
@@ -96,117 +97,151 @@ class _Needs:
         return self._made[key]
 
 
-def plan(wish: Wish, fleet: Iterable[Machine]) -> Ranking:
-    """Where `wish` may go in `fleet`."""
-    needs = _Needs(wish)
-    choices: list[Choice] = []
-    refusals: list[Refusal] = []
+def plan(request: PlanRequest, fleet: Iterable[Machine]) -> Ranking:
+    """Rank the nodes of `fleet` for `request`."""
+    estimates = _EstimateCache(request)
+    candidates: list[Candidate] = []
+    rejections: list[Rejection] = []
     for machine in fleet:
-        found = consider(wish, machine, needs.on)
-        if isinstance(found, Choice):
-            choices.append(found)
+        found = consider(request, machine, estimates.on)
+        if isinstance(found, Candidate):
+            candidates.append(found)
         else:
-            refusals.append(found)
-    choices.sort(key=lambda choice: (*choice.rank, choice.node_id))
-    refusals.sort(key=lambda refusal: refusal.node_id)
-    return Ranking(tuple(choices), tuple(refusals))
+            rejections.append(found)
+    candidates.sort(key=lambda candidate: (*candidate.rank, candidate.node_id))
+    rejections.sort(key=lambda rejection: rejection.node_id)
+    return Ranking(tuple(candidates), tuple(rejections))
 
 
-def consider(wish: Wish, machine: Machine, needs: NeedOn) -> Choice | Refusal:
-    """The best place on one node, or why there is none."""
+def consider(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
+    """Return the best place on one node, or the reason against the node."""
+    if rejection := reject(request, machine):
+        return rejection
+    if _wants_cards(request, machine):
+        return _on_cards(request, machine, estimates)
+    return _on_host(request, machine, estimates)
+
+
+def reject(request: PlanRequest, machine: Machine) -> Rejection | None:
+    """Return the reason against a node that no choice of GPUs changes, None when there is none.
+
+    The one source of "why not on this node" for the ranking, for pages and for refusals. Memory is not judged here.
+    """
     node_id = machine.node_id
-    if words := wish.avoid.get(node_id):
-        return Refusal(node_id, "placed_already", words)
-    bare = feasible.Wish(wish.runtime, wish.delivery)
-    found = [
-        problem
-        for problem in feasible.problems(bare, node_id, machine.facts)
-        # The cards are what is looked for.
-        if problem.code != "gpus_required"
-    ]
+    if text := request.avoid.get(node_id):
+        return Rejection(node_id, "placed_already", text)
+    if rejection := reject_node(machine) or _reject_root(request, machine):
+        return rejection
+    # With one GPU, so that an agent that cannot assign GPUs is rejected; problems of the GPUs depend on the choice.
+    gpus = tuple(card.uuid for card in machine.cards[:1]) if _wants_cards(request, machine) else ()
+    one_gpu = feasible.PlacementRequest(request.runtime, request.delivery, gpus)
+    problems = feasible.problems(one_gpu, node_id, machine.facts)
+    found = tuple(problem for problem in problems if problem.field != feasible.GPU_FIELD)
     if found:
-        return Refusal(node_id, found[0].code, found[0].message, tuple(found))
-    if machine.away:
-        return Refusal(node_id, machine.away_code, machine.away)
-    if refusal := _image_refused(wish, machine):
-        return refusal
-    if _wants_cards(wish, machine):
-        return _on_cards(wish, machine, needs)
-    return _on_host(wish, machine, needs)
+        return Rejection(node_id, found[0].code, found[0].message, found)
+    return _reject_image(request, machine)
 
 
-def _image_refused(wish: Wish, machine: Machine) -> Refusal | None:
-    """Why the node would not run the image, by the rule that it goes by itself."""
-    known = machine.facts.capabilities
-    if wish.delivery != Delivery.CONTAINER or known is None:
-        return None
-    image, digest = (wish.image, wish.image_digest) if wish.image else machine.images.get(wish.runtime, ("", ""))
-    if not image:
-        text = f"The model names no image, and node {machine.node_id!r} has no default one."
-        return Refusal(machine.node_id, "image_missing", text)
-    try:
-        images.admitted(image, digest or None, approved=known.approved_images, allow_tag_pulls=known.allow_tag_pulls)
-    except images.BadImage as error:
-        return Refusal(machine.node_id, "spec_rejected", f"Node {machine.node_id!r}: {error}")
+def reject_node(machine: Machine) -> Rejection | None:
+    """Return the reason against placing any model on a node now: its lifecycle, a drain, or its connection."""
+    if problem := feasible.node_problem(machine.node_id, machine.facts):
+        return Rejection(machine.node_id, problem.code, problem.message, (problem,))
+    if machine.unavailable:
+        return Rejection(machine.node_id, machine.unavailable_code, machine.unavailable)
     return None
 
 
-def cards_for(wish: Wish, machine: Machine) -> tuple[str, ...]:
-    """The GPUs of one node that `wish` would get, fitting or not; none where it runs on the host."""
-    if not _wants_cards(wish, machine) or not machine.kinds:
+def _reject_root(request: PlanRequest, machine: Machine) -> Rejection | None:
+    """Return the rejection of a node whose models disk is not there: no engine that reads weights starts on it."""
+    known = machine.facts.capabilities
+    if known is None or request.runtime == Runtime.SIM:
+        return None
+    for found in reason.paired(known.warnings, known.warning_codes):
+        if found.code == "models_root_changed":
+            return Rejection(machine.node_id, "models_root_changed", f"Node {machine.node_id!r}: {found}")
+    return None
+
+
+def _reject_image(request: PlanRequest, machine: Machine) -> Rejection | None:
+    """Return the rejection of an image that the node would refuse, by the rule of its agent."""
+    known = machine.facts.capabilities
+    if request.delivery != Delivery.CONTAINER or known is None:
+        return None
+    image, digest = (
+        (request.image, request.image_digest) if request.image else machine.images.get(request.runtime, ("", ""))
+    )
+    if not image:
+        text = f"The model has no image, and node {machine.node_id!r} has no default image."
+        return Rejection(machine.node_id, "image_missing", text)
+    try:
+        image_rules.admitted(
+            image, digest or None, approved=known.approved_images, allow_tag_pulls=known.allow_tag_pulls
+        )
+    except image_rules.BadImage as error:
+        return Rejection(machine.node_id, "spec_rejected", f"Node {machine.node_id!r}: {error}")
+    return None
+
+
+def cards_for(request: PlanRequest, machine: Machine) -> tuple[str, ...]:
+    """Return the GPUs of one node that `request` would get, fitting or not; none where it runs on the host."""
+    if not _wants_cards(request, machine) or not machine.kinds:
         return ()
-    needs = _Needs(wish)
-    found = _on_cards(wish, machine, needs.on)
-    if isinstance(found, Choice):
+    estimates = _EstimateCache(request)
+    found = _on_cards(request, machine, estimates.on)
+    if isinstance(found, Candidate):
         return found.gpu_uuids
     cards = max(machine.kinds.values(), key=len)
     count = _counts(len(cards))[-1]
-    return tuple(card.uuid for card in _smallest_holes(cards, count, needs.on(count)))
+    return tuple(card.uuid for card in _smallest_holes(cards, count, estimates.on(count)))
 
 
-def _wants_cards(wish: Wish, machine: Machine) -> bool:
-    """Whether the engine is to run on cards with memory of their own there."""
+def _wants_cards(request: PlanRequest, machine: Machine) -> bool:
+    """Return whether the engine runs on cards with memory of their own there."""
     known = machine.facts.capabilities
     if known is None or known.memory_model != MemoryModel.DISCRETE or not machine.cards:
         return False
-    if wish.runtime == Runtime.VLLM:
+    if request.runtime == Runtime.VLLM:
         return True
-    # The llama.cpp that comes with the agent, which states its version, has no GPU code.
-    own = next((o for o in known.runtimes if o.runtime == wish.runtime and o.delivery == wish.delivery), None)
-    return wish.runtime == Runtime.LLAMA_CPP and (wish.delivery == Delivery.CONTAINER or not (own and own.version))
+    # The llama.cpp that is installed with the agent, which reports its version, has no GPU code.
+    own = next((o for o in known.runtimes if o.runtime == request.runtime and o.delivery == request.delivery), None)
+    return request.runtime == Runtime.LLAMA_CPP and (
+        request.delivery == Delivery.CONTAINER or not (own and own.version)
+    )
 
 
-def _on_host(wish: Wish, machine: Machine, needs: NeedOn) -> Choice | Refusal:
-    need = needs(0, shares_memory=machine.has_gpu_with_shared_memory and wish.runtime != Runtime.SIM)
+def _on_host(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
+    need = estimates(0, shares_memory=machine.has_gpu_with_shared_memory and request.runtime != Runtime.SIM)
     verdict = judge(need, (), machine.host)
-    if refusal := _refused(machine, need, verdict):
-        return refusal
+    if rejection := _rejected(machine, need, verdict):
+        return rejection
     rate = None
-    if wish.runtime != Runtime.SIM and not machine.has_gpu_with_shared_memory:
-        rate = tokens_per_second(need.active_bytes, machine.bytes_per_second)
-    return _choice(machine, (), verdict, need, rate)
+    if request.runtime != Runtime.SIM and not machine.has_gpu_with_shared_memory:
+        rate = tokens_per_second(need.active_bytes, machine.rate(request.plan))
+    return _candidate(machine, (), verdict, need, rate)
 
 
-def _on_cards(wish: Wish, machine: Machine, needs: NeedOn) -> Choice | Refusal:
+def _on_cards(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
     kinds = machine.kinds
     if not kinds:
-        return Refusal(machine.node_id, "gpus_required", f"No GPU of node {machine.node_id!r} can be used now.")
-    best: Choice | None = None
-    worst: Refusal | None = None
+        reasons = " ".join(dict.fromkeys(card.problem for card in machine.cards))
+        text = f"Node {machine.node_id!r} has no usable GPU now. {reasons}".rstrip()
+        return Rejection(machine.node_id, "gpus_required", text)
+    best: Candidate | None = None
+    worst: Rejection | None = None
     for count in _counts(max(len(cards) for cards in kinds.values())):
-        need = needs(count)
+        need = estimates(count)
         for cards in kinds.values():
             if len(cards) < count:
                 continue
             chosen = _smallest_holes(cards, count, need)
-            verdict = judge(need, [card.room for card in chosen], machine.host)
-            refusal = _refused(machine, need, verdict)
-            if refusal is not None:
-                worst = refusal
+            verdict = judge(need, [card.capacity for card in chosen], machine.host)
+            rejection = _rejected(machine, need, verdict)
+            if rejection is not None:
+                worst = rejection
                 continue
-            choice = _choice(machine, chosen, verdict, need, None)
-            if best is None or choice.rank < best.rank:
-                best = choice
+            candidate = _candidate(machine, chosen, verdict, need, None)
+            if best is None or candidate.rank < best.rank:
+                best = candidate
         if best is not None:
             return best
     assert worst is not None  # noqa: S101 - with a kind of card there was a count of 1
@@ -214,57 +249,63 @@ def _on_cards(wish: Wish, machine: Machine, needs: NeedOn) -> Choice | Refusal:
 
 
 def _counts(most: int) -> Sequence[int]:
-    """How many cards may work as one: a card, or twice as many again and again."""
+    """Return the numbers of cards that may work as one: powers of two."""
     return [count for count in (1, 2, 4, 8, MOST_CARDS) if count <= most]
 
 
-def _smallest_holes(cards: Sequence[Card], count: int, need: Estimate) -> tuple[Card, ...]:
-    """`count` cards: those with the fewest models and the least room that is enough; else those with the most room."""
+def _smallest_holes(cards: Sequence[FleetCard], count: int, need: Estimate) -> tuple[FleetCard, ...]:
+    """Choose `count` cards.
 
-    def wanted(card: Card) -> int | None:
+    Those with the fewest models and the least free memory that is enough; without enough such cards, those with the
+    most free memory.
+    """
+
+    def required(card: FleetCard) -> int | None:
         if need.gpu_bytes is None:
             return None
-        claimed = int(need.claim * card.room.total) if need.claim and card.room.total else 0
+        claimed = int(need.claim * card.capacity.total) if need.claim and card.capacity.total else 0
         return max(need.gpu_bytes, claimed)
 
     roomy = [
         (card.models, (usable - (least or 0)) // _STEP, at, card)
         for at, card in enumerate(cards)
-        if (usable := card.room.usable) is not None and (least := wanted(card)) is not None and usable >= least
+        if (usable := card.capacity.usable) is not None and (least := required(card)) is not None and usable >= least
     ]
     if len(roomy) >= count:
         roomy.sort(key=lambda item: item[:3])
         return tuple(item[3] for item in sorted(roomy[:count], key=lambda item: item[2]))
-    largest = sorted(range(len(cards)), key=lambda at: -(cards[at].room.usable or 0))[:count]
+    largest = sorted(range(len(cards)), key=lambda at: -(cards[at].capacity.usable or 0))[:count]
     return tuple(cards[at] for at in sorted(largest))
 
 
-def _refused(machine: Machine, need: Estimate, verdict: Verdict) -> Refusal | None:
-    if verdict.state is State.DOES_NOT_FIT:
+def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejection | None:
+    if verdict.state is FitState.DOES_NOT_FIT:
         code = need.problems[0][0] if need.problems else "memory_short"
-        return Refusal(machine.node_id, code, verdict.reasons[0])
-    if verdict.state is State.UNKNOWN:
-        reason = verdict.reasons[0] if verdict.reasons else "what the model needs is not known."
-        text = f"It is not known whether it fits ({reason.rstrip('.')}); choose the place yourself, or give a budget."
-        return Refusal(machine.node_id, "fit_unknown", text)
+        return Rejection(machine.node_id, code, verdict.reasons[0])
+    if verdict.state is FitState.UNKNOWN:
+        reason = verdict.reasons[0] if verdict.reasons else "the memory that the model needs is unknown."
+        text = f"Fit unknown ({reason.rstrip('.')}); choose the node yourself, or set a memory budget."
+        return Rejection(machine.node_id, "fit_unknown", text)
     return None
 
 
-def _choice(machine: Machine, cards: Sequence[Card], verdict: Verdict, need: Estimate, rate: float | None) -> Choice:
+def _candidate(
+    machine: Machine, cards: Sequence[FleetCard], verdict: FitVerdict, need: Estimate, rate: float | None
+) -> Candidate:
     left = min((line.left for line in verdict.lines if line.left is not None), default=0)
     models = max((card.models for card in cards), default=machine.models)
     rank = (
-        int(verdict.state is State.TIGHT),
+        int(verdict.state is FitState.TIGHT),
         len(cards),
         int(not machine.holds_weights),
         models,
         machine.models,
         left // _STEP,
     )
-    return Choice(
+    return Candidate(
         node_id=machine.node_id,
         gpu_uuids=tuple(card.uuid for card in cards),
-        gpu_labels=tuple(card.room.label for card in cards),
+        gpu_labels=tuple(card.capacity.label for card in cards),
         verdict=verdict,
         estimate=need,
         why=_why(machine, cards, verdict, models, left),
@@ -273,12 +314,12 @@ def _choice(machine: Machine, cards: Sequence[Card], verdict: Verdict, need: Est
     )
 
 
-def _why(machine: Machine, cards: Sequence[Card], verdict: Verdict, models: int, left: int) -> tuple[str, ...]:
-    where = f"on {', '.join(card.room.label for card in cards)}" if cards else "on the host"
+def _why(machine: Machine, cards: Sequence[FleetCard], verdict: FitVerdict, models: int, left: int) -> tuple[str, ...]:
+    where = f"on {', '.join(card.capacity.label for card in cards)}" if cards else "on the host"
     others = "no other model" if not models else f"{models} other model{'' if models == 1 else 's'}"
     return (
         f"{verdict.words} {where}",
-        "has the weights" if machine.holds_weights else "has to download the weights",
-        f"{others} {'on these cards' if cards else 'on the node'}",
-        f"{left / _STEP:.1f} GiB would be left",
+        "has the weights" if machine.holds_weights else "needs to download the weights",
+        f"{others} {'on these GPUs' if cards else 'on the node'}",
+        f"{size(left)} would remain free",
     )

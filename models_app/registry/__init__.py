@@ -1,5 +1,6 @@
-"""Model definitions: what may be sent (`inputs`), who writes it (`writes`), what a node is asked to run (`specs`)."""
+"""Model definitions: the input (`inputs`), its writer (`writes`), and the launch spec for a node (`specs`)."""
 
+from models_app.registry.allowances import of_fleet, refused_of
 from models_app.registry.inputs import ModelInput, PlacementInput, SourceInput, parse
 from models_app.registry.specs import config_hash, image_of, launch_spec, restart_needed
 from models_app.registry.writes import create, delete, update
@@ -13,7 +14,9 @@ __all__ = [
     "delete",
     "image_of",
     "launch_spec",
+    "of_fleet",
     "parse",
+    "refused_of",
     "restart_needed",
     "update",
 ]

@@ -1,4 +1,4 @@
-"""What a node is asked to run: the launch spec of a placement, and the hash of all that a running engine depends on."""
+"""The launch spec of a placement, and the hash of all settings that a running engine depends on."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from mirbad.kernel.seal import seal, unseal
 from models_app.artifacts.defaults import default_image
 from models_app.errors import ImageMissing
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import fitting
+from models_app.placement import fit_preview
 from models_app.states import READY, STARTING, UNHEALTHY
 from nodes.models import Node
 
@@ -22,12 +22,12 @@ def _purpose(model_id: str) -> str:
 
 
 def seal_env(model_id: str, values: dict[str, str]) -> bytes | None:
-    """Secret environment values as one sealed blob; None for none."""
+    """Seal secret environment values as one blob; None for none."""
     return seal(json.dumps(values, sort_keys=True).encode(), _purpose(model_id)) if values else None
 
 
 def unseal_env(model: ModelDefinition) -> dict[str, str]:
-    """The secret environment in clear, for a launch alone. Raises SealBroken."""
+    """Return the secret environment in clear, for a launch only. Raises SealBroken."""
     if not model.secret_env_sealed:
         return {}
     values: dict[str, str] = json.loads(unseal(bytes(model.secret_env_sealed), _purpose(model.pk)))
@@ -35,9 +35,9 @@ def unseal_env(model: ModelDefinition) -> dict[str, str]:
 
 
 def image_of(model: ModelDefinition, node: Node) -> tuple[str, str]:
-    """(image, digest) that a container of `model` runs on `node`: its own, the node's default, the master's.
+    """Return the (image, digest) of `model` in a container on `node`: its own, else the node's or master's default.
 
-    Both are empty when none is set; the digest is empty for an image that is named by tag alone.
+    Both are empty when none is set; the digest is empty for an image that is named by tag only.
     """
     if model.delivery != Delivery.CONTAINER:
         return "", ""
@@ -47,13 +47,20 @@ def image_of(model: ModelDefinition, node: Node) -> tuple[str, str]:
 
 
 def _source(model: ModelDefinition) -> SourceSpec | None:
-    # Read through the cache of a prefetch, so that lists of models need no query a row.
+    # Read from the prefetch, so that lists of models need no query for each row.
     sources = sorted(model.sources.all(), key=lambda source: source.position)
-    return SourceSpec(folder=sources[0].folder, file=sources[0].file or None) if sources else None
+    if not sources:
+        return None
+    first = sources[0]
+    return SourceSpec(folder=first.folder, file=first.file or None, projector=first.projector or None)
+
+
+def _unset(source: SourceSpec) -> set[str]:
+    return {"projector"} if source.projector is None else set()
 
 
 def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str:
-    """SHA-256 (lower hex) over everything that changes the running engine; secrets enter by their sealed form only."""
+    """Return the SHA-256 (lower hex) of everything that changes the running engine; secrets only as sealed."""
     source = _source(model)
     image, digest = image_of(model, node)
     sealed = bytes(model.secret_env_sealed) if model.secret_env_sealed else b""
@@ -61,7 +68,8 @@ def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str
         "runtime": model.runtime,
         "delivery": model.delivery,
         "names": model.names,
-        "source": source.to_wire() if source else None,
+        # Absent without a choice, so that engines started by an earlier version keep their hash.
+        "source": source.model_dump(mode="json", by_alias=True, exclude=_unset(source)) if source else None,
         "image": image,
         "digest": digest,
         "args": model.args,
@@ -73,26 +81,29 @@ def config_hash(model: ModelDefinition, placement: Placement, node: Node) -> str
         "hostBudget": model.host_memory_budget_bytes,
     }
     if model.allow_pickle:
-        # Absent otherwise, so that what runs since before this was asked keeps its hash.
+        # Absent otherwise, so that engines started by an earlier version keep their hash.
         parts["allowPickle"] = True
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def restart_needed(model: ModelDefinition, placement: Placement | None, node: Node | None) -> bool:
-    """Whether what runs was started with another configuration than the one that stands now."""
+    """Return whether the running engine was started with another configuration than the present one."""
     if placement is None or node is None or placement.observed not in (READY, STARTING, UNHEALTHY):
         return False
     running = placement.observed_config_hash
     return bool(running) and running != config_hash(model, placement, node)
 
 
-def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> LaunchSpec:
-    """The wire message that runs `placement` on `node`. Raises ImageMissing, SealBroken."""
+def launch_spec(placement: Placement, node: Node, *, force: bool = False, ask: bool = False) -> LaunchSpec:
+    """Return the wire message that runs `placement` on `node`. Raises ImageMissing, SealBroken.
+
+    With `ask` the node or the hub is called for facts that the estimate of its memory lacks; for callers that may wait.
+    """
     model = placement.model
     image, digest = image_of(model, node)
     if model.delivery == Delivery.CONTAINER and not image:
         raise ImageMissing(
-            f"Model {model.pk!r} runs as a container but names no image. Give it one, set a default image in the "
+            f"Model {model.pk!r} runs as a container but has no image. Set one on the model, a default image in the "
             f"settings of node {node.pk!r}, or set MIRBAD_ENGINE_IMAGE."
         )
     reserved = node.gpus.filter(uuid__in=placement.gpu_uuids, reserve_bytes__isnull=False)
@@ -111,7 +122,8 @@ def launch_spec(placement: Placement, node: Node, *, force: bool = False) -> Lau
         secret_env={name: SecretStr(value) for name, value in unseal_env(model).items()},
         gpu_uuids=tuple(placement.gpu_uuids),
         gpu_memory_budget_bytes=model.gpu_memory_budget_bytes,
-        host_memory_budget_bytes=fitting.host_bytes(model, node, len(placement.gpu_uuids)),
+        host_memory_budget_bytes=model.host_memory_budget_bytes,
+        estimate=fit_preview.memory_of(placement, node, ask=ask),
         context_length=model.context_length,
         start_timeout_seconds=model.start_timeout_seconds,
         host_reserve_bytes=node.memory_reserve_bytes,

@@ -1,4 +1,4 @@
-"""The shape of nodes on ``/api``. None is not reported."""
+"""Nodes as JSON on ``/api``. A null value is not reported."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -22,7 +22,7 @@ _DIGEST = r"^(sha256:[0-9a-f]{64})?$"
 
 
 class GpuSerializer(CamelSerializer):
-    """A GPU by its UUID; `seen` is the last status of it, as the agent sent it."""
+    """A GPU by its UUID; `seen` is its last status as the agent sent it."""
 
     uuid = serializers.CharField()
     index = serializers.IntegerField(allow_null=True)
@@ -35,9 +35,9 @@ class GpuSerializer(CamelSerializer):
 
 
 class NodeSerializer(CamelSerializer):
-    """A node: what is wanted of it, what was seen of it, and the state that a page shows.
+    """A node: its desired state, its observed state, and the state that a page shows.
 
-    A list gives what belongs to its nodes as ``context["parts"]``, else it is read from the node.
+    A list passes the `NodeParts` of its nodes as ``context["parts"]``; without it they are read from the node.
     """
 
     id = serializers.CharField()
@@ -50,6 +50,7 @@ class NodeSerializer(CamelSerializer):
     is_bootstrap = serializers.BooleanField()
     state = serializers.SerializerMethodField(method_name="state_of")
     reasons = serializers.SerializerMethodField(method_name="reasons_of")
+    reason_codes = serializers.SerializerMethodField(method_name="reason_codes_of")
     reachability = serializers.ChoiceField(choices=REACHABILITY.choices)
     last_seen_at = serializers.DateTimeField(allow_null=True)
     labels = serializers.DictField(child=serializers.CharField())
@@ -75,38 +76,43 @@ class NodeSerializer(CamelSerializer):
 
     @extend_schema_field(serializers.ChoiceField(choices=NODE_STATES))
     def state_of(self, node: Node) -> str:
-        """The shown state."""
+        """Return the shown state."""
         return self._shown(node).name
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def reasons_of(self, node: Node) -> list[str]:
-        """Why it is in that state, as sentences."""
+        """Return the reasons for the state, as sentences."""
         return list(self._shown(node).reasons)
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def reason_codes_of(self, node: Node) -> list[str]:
+        """Return the code of each of the reasons."""
+        return list(self._shown(node).reason_codes)
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def current_pin(self, node: Node) -> str | None:
-        """The key that the master expects."""
+        """Return the key that the master expects."""
         return self._pin(node, NodePin.CURRENT)
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def pending_pin(self, node: Node) -> str | None:
-        """The key that waits for approval."""
+        """Return the key that waits for approval."""
         return self._pin(node, NodePin.PENDING)
 
     @extend_schema_field(serializers.CharField(allow_null=True))
     def next_pin(self, node: Node) -> str | None:
-        """The key that is accepted beside it while a rotation is open."""
+        """Return the key that is accepted beside the current one while a rotation is open."""
         return self._pin(node, NodePin.NEXT)
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
     def renewal_of(self, node: Node) -> datetime | None:
-        """When its certificate is renewed by itself."""
+        """Return the time of the certificate's automatic renewal."""
         pin = next((pin for pin in self._pins(node) if pin.slot == NodePin.CURRENT), None)
         return None if pin is None else renewal.renewal_at(pin)
 
     @extend_schema_field(GpuSerializer(many=True))
     def gpus_of(self, node: Node) -> list[dict[str, Any]]:
-        """Its GPUs."""
+        """Return the node's GPUs."""
         parts = self._parts(node)
         gpus: Iterable[Gpu] = node.gpus.all() if parts is None else parts.gpus
         return [self._gpu(gpu) for gpu in gpus]
@@ -115,7 +121,7 @@ class NodeSerializer(CamelSerializer):
     def _gpu(self) -> Callable[[Gpu], dict[str, Any]]:
         return printing.printer(GpuSerializer())
 
-    def _shown(self, node: Node) -> queries.ShownState:
+    def _shown(self, node: Node) -> queries.ShownNodeState:
         parts = self._parts(node)
         conditions: Iterable[NodeCondition] = node.conditions.all() if parts is None else parts.conditions
         return queries.shown_state(node, conditions)
@@ -127,20 +133,20 @@ class NodeSerializer(CamelSerializer):
         parts = self._parts(node)
         return node.pins.all() if parts is None else parts.pins
 
-    def _parts(self, node: Node) -> queries.Parts | None:
+    def _parts(self, node: Node) -> queries.NodeParts | None:
         known = self.context.get("parts")
         return None if known is None else known[node.pk]
 
 
 class NodeDetailSerializer(NodeSerializer):
-    """A node with what it said of itself: at enrollment (`machine`) and since (`capabilities`)."""
+    """A node with its own reports: from enrollment (`machine`) and since (`capabilities`)."""
 
     machine = serializers.DictField()
     capabilities = serializers.DictField()
 
 
 class NodePatchSerializer(CamelSerializer):
-    """Settings of a node; only members that are sent change. Documentation: `registry.update` is the judge."""
+    """Settings of a node; only members that are sent change. For documentation: `registry.update` does the checks."""
 
     display_name = serializers.CharField(max_length=100, allow_blank=True, required=False)
     address = serializers.CharField(max_length=255, required=False)
@@ -158,7 +164,7 @@ class NodePatchSerializer(CamelSerializer):
 
 
 class JoinInputSerializer(CamelSerializer):
-    """What a join command is made of. `rekey` re-pairs a node that is there already."""
+    """Input of a join command. `rekey` re-pairs a node that has enrolled before."""
 
     node_id = serializers.CharField(max_length=40)
     display_name = serializers.CharField(max_length=100, allow_blank=True, default="")
@@ -167,7 +173,7 @@ class JoinInputSerializer(CamelSerializer):
 
 
 class JoinCommandSerializer(CamelSerializer):
-    """A join command: the only answer that holds the token."""
+    """A join command: the only response that holds the token."""
 
     node_id = serializers.CharField()
     token = serializers.CharField()
@@ -180,21 +186,21 @@ class JoinCommandSerializer(CamelSerializer):
 
 
 class WithdrawnSerializer(CamelSerializer):
-    """How many unused tokens were withdrawn."""
+    """The number of unused tokens that were revoked."""
 
     withdrawn = serializers.IntegerField()
 
 
 class ApprovalSerializer(CamelSerializer):
-    """The key fingerprint that was compared with the one the machine printed."""
+    """The key fingerprint that was compared with the one that the machine printed."""
 
     expected_spki_sha256 = serializers.CharField(max_length=200)
 
 
 class NodeClaimSerializer(CamelSerializer):
-    """The claim that a node holds, as it last said. `takeover_id` is set while a takeover is not done with it.
+    """The claim that a node last reported. `takeover_id` is set while a takeover is still open for it.
 
-    `continuable`: it obeys another master and answers, so only a person can say how it goes on.
+    `continuable`: the node obeys another master and answers, so only a person can decide how to continue.
     """
 
     node_id = serializers.CharField()
@@ -207,19 +213,20 @@ class NodeClaimSerializer(CamelSerializer):
 
 
 class FencingSerializer(CamelSerializer):
-    """Under which claim this master commands, whether it still may, and whom the nodes obey."""
+    """The master's claim, whether it is fenced, and the claims that the nodes obey."""
 
     state = serializers.ChoiceField(choices=MASTER_STATES)
     epoch = serializers.IntegerField(allow_null=True)
     instance_id = serializers.CharField(allow_null=True)
     fenced = serializers.BooleanField()
     reason = serializers.CharField(allow_blank=True)
+    stood_down_at = serializers.DateTimeField(allow_null=True)
     takeover_id = serializers.CharField(allow_null=True)
     nodes = NodeClaimSerializer(many=True)
 
 
 def fencing_view(identity: Any, nodes: list[Node]) -> dict[str, Any]:
-    """The values of `FencingSerializer` from the identity's row (None before there is one) and the nodes."""
+    """Return the values of `FencingSerializer` from the identity's row (None before it exists) and the nodes."""
     reason = identity.fenced_reason if identity else ""
     return {
         "state": "unknown" if identity is None else "fenced" if reason else "commanding",
@@ -227,6 +234,7 @@ def fencing_view(identity: Any, nodes: list[Node]) -> dict[str, Any]:
         "instance_id": identity.instance_id if identity else None,
         "fenced": bool(reason),
         "reason": reason,
+        "stood_down_at": identity.stood_down_at if identity else None,
         "takeover_id": identity.takeover_id or None if identity else None,
         "nodes": [_claim_of(node) for node in nodes],
     }

@@ -1,4 +1,4 @@
-"""``/api/nodes/{id}/gpus`` and ``/api/nodes/{id}/telemetry``: what a node's cards are and do, now and over time."""
+"""``/api/nodes/{id}/gpus`` and ``/api/nodes/{id}/telemetry``: a node's GPUs now, and its measurements over time."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class GpuModelUseSerializer(CamelSerializer):
 
 
 class GpuProcessSerializer(CamelSerializer):
-    """A process on a GPU; `instance_id` is empty for one that is no engine's."""
+    """A process on a GPU; `instance_id` is empty for a process that is not an engine's."""
 
     pid = serializers.IntegerField()
     name = serializers.CharField(allow_blank=True)
@@ -37,7 +37,7 @@ class GpuProcessSerializer(CamelSerializer):
 
 
 class PcieLinkSerializer(CamelSerializer):
-    """The link in use against the card's own; rates in bytes a second."""
+    """The PCIe link in use, and the fastest that the card supports; rates in bytes per second."""
 
     lanes = serializers.IntegerField(allow_null=True)
     card_lanes = serializers.IntegerField(allow_null=True)
@@ -49,8 +49,11 @@ class PcieLinkSerializer(CamelSerializer):
 
 
 class NodeGpuSerializer(CamelSerializer):
-    """A GPU with all that is known of it. None is not reported, never 0; an absent card keeps what it is, not what
-    it does. `free_bytes` is total less used; `headroom_bytes` less the reserve, too.
+    """A GPU with all that is known of it. Null is not reported, never 0; an absent card keeps its description only.
+    `free_bytes` is total less used; `headroom_bytes` less the reserve, too. `values_age_seconds` is the age of the
+    values when the node reported them; set while the driver is slow, or while the card is `released`: its agent does
+    not read it, so that it can be reset. `recovery` is the action that the driver asks for: `reset`, `reboot`,
+    `drain_and_reset`, `drain_p2p`, `bus_reset`, `recover_imex_domain`.
     """
 
     uuid = serializers.CharField()
@@ -59,6 +62,10 @@ class NodeGpuSerializer(CamelSerializer):
     present = serializers.BooleanField()
     lost = serializers.BooleanField()
     problem = serializers.CharField(allow_null=True)
+    problem_code = serializers.CharField(allow_null=True)
+    recovery = serializers.CharField(allow_null=True)
+    xid = serializers.IntegerField(allow_null=True)
+    released = serializers.BooleanField()
     parent_uuid = serializers.CharField(allow_null=True)
     memory_bytes = serializers.IntegerField(allow_null=True)
     shares_host_memory = serializers.BooleanField(allow_null=True)
@@ -75,12 +82,13 @@ class NodeGpuSerializer(CamelSerializer):
     power_watts = serializers.FloatField(allow_null=True)
     power_limit_watts = serializers.FloatField(allow_null=True)
     process_count = serializers.IntegerField(allow_null=True)
+    values_age_seconds = serializers.FloatField(allow_null=True)
     processes = GpuProcessSerializer(many=True, allow_null=True)
     models = GpuModelUseSerializer(many=True)
 
 
 class NodeGpusSerializer(CamelSerializer):
-    """The GPUs of a node, when its last status came, and how old that is."""
+    """The GPUs of a node, the time of its last status, and the age of that status."""
 
     node_id = serializers.CharField()
     at = serializers.DateTimeField(allow_null=True)
@@ -90,19 +98,19 @@ class NodeGpusSerializer(CamelSerializer):
 
 
 class NodeGpus(AdminView):
-    """What the cards of one node are and do."""
+    """The GPUs of one node."""
 
     read_role = VIEWER
     required_role = VIEWER
 
     @extend_schema(operation_id="nodes_gpus", responses=NodeGpusSerializer)
     def get(self, request: Request, node_id: str) -> Response:
-        """Every card that the node has or had."""
+        """List every GPU that the node has or had."""
         node = queries.get(node_id)
         now = latest([node_id])[node_id]
         capabilities = queries.capabilities(node)
-        told = {gpu.uuid: gpu for gpu in capabilities.gpus} if capabilities else {}
-        rows = [view_of(gpu, told.get(gpu.uuid), now.gpus.get(gpu.uuid)) for gpu in node.gpus.all()]
+        reported = {gpu.uuid: gpu for gpu in capabilities.gpus} if capabilities else {}
+        rows = [view_of(gpu, reported.get(gpu.uuid), now.gpus.get(gpu.uuid)) for gpu in node.gpus.all()]
         found = {
             "node_id": node_id,
             "at": now.at,
@@ -113,37 +121,43 @@ class NodeGpus(AdminView):
         return Response(NodeGpusSerializer(found).data)
 
 
-def view_of(gpu: Gpu, told: GpuCapability | None, seen: GpuStatus | None) -> dict[str, Any]:
-    """The values of `NodeGpuSerializer` from a card's row, what its node said it is, and its last status."""
-    seen = seen or GpuStatus(uuid=gpu.uuid)
-    total = seen.total_bytes if seen.total_bytes is not None else gpu.memory_bytes
-    free = None if total is None or seen.used_bytes is None else max(0, total - seen.used_bytes)
-    pcie = told.pcie if told else None
+def view_of(gpu: Gpu, reported: GpuCapability | None, observed: GpuStatus | None) -> dict[str, Any]:
+    """Return the values of `NodeGpuSerializer` from a card's row, the node's capabilities, and its last status."""
+    observed = observed or GpuStatus(uuid=gpu.uuid)
+    total = observed.total_bytes if observed.total_bytes is not None else gpu.memory_bytes
+    free = None if total is None or observed.used_bytes is None else max(0, total - observed.used_bytes)
+    pcie = reported.pcie if reported else None
+    fault = observed if observed.problem or reported is None else reported
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,
         "name": gpu.name,
         "present": gpu.present,
-        "lost": bool(seen.lost or (told and told.lost)),
-        "problem": seen.problem or (told.problem if told else None),
-        "parent_uuid": told.parent_uuid if told else None,
+        "lost": bool(observed.lost or (reported and reported.lost)),
+        "problem": fault.problem,
+        "problem_code": fault.problem_code,
+        "recovery": fault.recovery,
+        "xid": fault.xid,
+        "released": observed.released,
+        "parent_uuid": reported.parent_uuid if reported else None,
         "memory_bytes": total,
         "shares_host_memory": gpu.shares_host_memory,
         "reserve_bytes": gpu.reserve_bytes,
-        "used_bytes": seen.used_bytes,
+        "used_bytes": observed.used_bytes,
         "free_bytes": free,
         "headroom_bytes": None if free is None else max(0, free - (gpu.reserve_bytes or 0)),
-        "compute_capability": told.compute_capability if told else None,
-        "driver_version": told.driver_version if told else None,
-        "pci_address": told.pci_address if told else None,
+        "compute_capability": reported.compute_capability if reported else None,
+        "driver_version": reported.driver_version if reported else None,
+        "pci_address": reported.pci_address if reported else None,
         "pcie": None if pcie is None else pcie.model_dump() | {"is_slow": pcie.is_slow},
-        "utilization_percent": seen.utilization_percent,
-        "temperature_celsius": seen.temperature_celsius,
-        "power_watts": seen.power_watts,
-        "power_limit_watts": seen.power_limit_watts,
-        "process_count": seen.process_count,
-        "processes": None if seen.processes is None else [one.model_dump() for one in seen.processes],
-        "models": [one.model_dump() for one in seen.models],
+        "utilization_percent": observed.utilization_percent,
+        "temperature_celsius": observed.temperature_celsius,
+        "power_watts": observed.power_watts,
+        "power_limit_watts": observed.power_limit_watts,
+        "values_age_seconds": observed.age_seconds,
+        "process_count": observed.process_count,
+        "processes": None if observed.processes is None else [one.model_dump() for one in observed.processes],
+        "models": [one.model_dump() for one in observed.models],
     }
 
 
@@ -152,7 +166,7 @@ def _values() -> serializers.ListField:
 
 
 class HostHistorySerializer(CamelSerializer):
-    """The machine; one value a step, null where nothing is known."""
+    """The host; one value per step, null where nothing is known."""
 
     used_bytes = _values()
     peak_bytes = _values()
@@ -168,7 +182,7 @@ class ModelHistorySerializer(CamelSerializer):
 
 
 class GpuHistorySerializer(CamelSerializer):
-    """One GPU over the time."""
+    """One GPU over time."""
 
     uuid = serializers.CharField()
     index = serializers.IntegerField(allow_null=True)
@@ -184,7 +198,7 @@ class GpuHistorySerializer(CamelSerializer):
 
 
 class HistorySerializer(CamelSerializer):
-    """What a node measured, in even steps of `step` seconds that begin at `times`. A gap is null, never 0."""
+    """Measurements of a node in even steps of `step` seconds that begin at `times`. A gap is null, never 0."""
 
     node_id = serializers.CharField()
     start = serializers.DateTimeField()
@@ -196,8 +210,8 @@ class HistorySerializer(CamelSerializer):
     gpus = GpuHistorySerializer(many=True)
 
 
-class NodeTelemetry(AdminView):
-    """What one node measured over a time."""
+class NodeTelemetryView(AdminView):
+    """Measurements of one node over time."""
 
     read_role = VIEWER
     required_role = VIEWER
@@ -205,14 +219,14 @@ class NodeTelemetry(AdminView):
     @extend_schema(
         operation_id="nodes_telemetry",
         parameters=[
-            OpenApiParameter("from", str, description="Begin, with its offset; an hour before the end by default."),
-            OpenApiParameter("to", str, description="End, with its offset; now by default."),
-            OpenApiParameter("step", int, description="Seconds of a step; as fine as is of use by default."),
+            OpenApiParameter("from", str, description="Start, with UTC offset. Default: one hour before the end."),
+            OpenApiParameter("to", str, description="End, with UTC offset. Default: now."),
+            OpenApiParameter("step", int, description="Step in seconds. Default: the finest that the data supports."),
         ],
         responses=HistorySerializer,
     )
     def get(self, request: Request, node_id: str) -> Response:
-        """Memory by model, use, power and heat of every card, and memory and CPU of the machine."""
+        """Return memory by model, utilization, power and temperature of every GPU, and memory and CPU of the host."""
         queries.require_named(node_id)
         given = request.query_params
         start = history.moment(given["from"], "from") if "from" in given else None
@@ -223,7 +237,7 @@ class NodeTelemetry(AdminView):
 
 
 def history_view(found: history.History) -> dict[str, Any]:
-    """The values of `HistorySerializer`."""
+    """Return the values of `HistorySerializer`."""
     host = found.host
     return {
         "node_id": found.node_id,

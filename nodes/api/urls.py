@@ -3,7 +3,7 @@
 from django.urls import path
 
 from mirbad.api import converters
-from nodes.api import telemetry, views
+from nodes.api import telemetry, views, witnesses
 
 converters.register()
 
@@ -15,6 +15,8 @@ urlpatterns = [
     path("nodes/<name:node_id>/reject", views.Reject.as_view(), name="api-node-reject"),
     path("nodes/<name:node_id>/undrain", views.Undrain.as_view(), name="api-node-undrain"),
     path("nodes/<name:node_id>/gpus", telemetry.NodeGpus.as_view(), name="api-node-gpus"),
-    path("nodes/<name:node_id>/telemetry", telemetry.NodeTelemetry.as_view(), name="api-node-telemetry"),
+    path("nodes/<name:node_id>/telemetry", telemetry.NodeTelemetryView.as_view(), name="api-node-telemetry"),
     path("fencing", views.Fencing.as_view(), name="api-fencing"),
+    path("audit/witnesses", witnesses.Witnesses.as_view(), name="api-audit-witnesses"),
+    path("audit/witnesses/accept", witnesses.AcceptLog.as_view(), name="api-audit-accept-log"),
 ]

@@ -1,4 +1,4 @@
-"""``/api/nodes`` and ``/api/fencing``. Revoking and draining a node are in `jobs`."""
+"""``/api/nodes`` and ``/api/fencing``. Routes to revoke and drain a node are in `jobs`."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from rest_framework.response import Response
 
 from mirbad.accounts.permissions import require_reauthentication
 from mirbad.accounts.views import AdminView
-from mirbad.api import printing
+from mirbad.api import origins, printing
 from mirbad.api.pagination import Page
 from mirbad.api.parameters import flag
 from mirbad.api.serializers import read
@@ -29,7 +29,7 @@ from nodes.models import JoinToken, MasterIdentity, Node
 
 
 class Nodes(AdminView):
-    """All machines."""
+    """All nodes."""
 
     pagination_class = Page
     read_role = VIEWER
@@ -37,21 +37,21 @@ class Nodes(AdminView):
 
     @extend_schema(
         operation_id="nodes_list",
-        parameters=[OpenApiParameter("includeRevoked", bool, description="Revoked nodes too.")],
+        parameters=[OpenApiParameter("includeRevoked", bool, description="Include revoked nodes.")],
         responses=NodeSerializer(many=True),
     )
     def get(self, request: Request) -> Response:
-        """Nodes by id, with GPUs and state."""
+        """List nodes by id, with GPUs and state."""
         everything = flag(request, "includeRevoked")
         found = Node.objects.all() if everything else Node.objects.not_revoked()
         pages = self.pagination_class()
-        # What a list does not show may be large: files of every model folder.
+        # Large columns that a list does not show: files of every model folder.
         nodes = pages.paginate_queryset(found.defer("capabilities", "machine"), request, view=self) or []
         return pages.get_paginated_response(printing.rows(NodeSerializer, nodes, parts=queries.parts(nodes)))
 
 
 class JoinTokens(AdminView):
-    """One-time tokens for machines that are to join or to be re-paired."""
+    """One-time tokens for machines that join or are re-paired."""
 
     read_role = OPERATOR
     required_role = OPERATOR
@@ -61,7 +61,7 @@ class JoinTokens(AdminView):
         operation_id="join_tokens_create", request=JoinInputSerializer, responses={201: JoinCommandSerializer}
     )
     def post(self, request: Request) -> Response:
-        """A join command. The token is in this answer and nowhere else."""
+        """Create a join command. Only this response contains the token."""
         require_reauthentication(request)
         asked = read(JoinInputSerializer, request.data)
         minutes = asked["ttl_minutes"]
@@ -71,7 +71,7 @@ class JoinTokens(AdminView):
             purpose=JoinToken.REKEY if asked["rekey"] else JoinToken.JOIN,
             display_name=asked["display_name"],
             ttl=None if minutes is None else timedelta(minutes=minutes),
-            request_host=request.get_host(),
+            browser=origins.browser(request),
         )
         return Response(JoinCommandSerializer(command).data, status=201)
 
@@ -85,12 +85,12 @@ class NodeJoinTokens(AdminView):
 
     @extend_schema(operation_id="join_tokens_withdraw", responses={200: WithdrawnSerializer})
     def delete(self, request: Request, node_id: str) -> Response:
-        """Expire them all."""
+        """Revoke all unused tokens of the node."""
         return Response({"withdrawn": tokens.withdraw(node_id, self.actor)})
 
 
 class Approve(AdminView):
-    """Admission of a node by the key that was seen."""
+    """Approval of a node by its key."""
 
     required_role = OPERATOR
     audited = {"POST": "node.approve"}
@@ -104,39 +104,39 @@ class Approve(AdminView):
 
 
 class Reject(AdminView):
-    """Refusal of a node that waits."""
+    """Rejection of a pending node."""
 
     required_role = OPERATOR
     audited = {"POST": "node.reject"}
 
     @extend_schema(operation_id="nodes_reject", request=None, responses={204: None})
     def post(self, request: Request, node_id: str) -> Response:
-        """Forget the request and its key; the id may be used again."""
+        """Delete the enrollment request and its key; the id can be used again."""
         registry.reject(node_id, self.actor)
         return Response(status=204)
 
 
 class Undrain(AdminView):
-    """Work for a node again."""
+    """The end of a drain."""
 
     required_role = OPERATOR
     audited = {"POST": "node.undrain"}
 
     @extend_schema(operation_id="nodes_undrain", request=None, responses=NodeDetailSerializer)
     def post(self, request: Request, node_id: str) -> Response:
-        """Starts and placements are allowed again."""
+        """Accept new models on the node again."""
         registry.undrain(node_id, self.actor)
         return Response(NodeDetailSerializer(queries.get(node_id)).data)
 
 
 class Fencing(AdminView):
-    """Who commands."""
+    """The claims that command the fleet."""
 
     read_role = VIEWER
     required_role = OPERATOR
 
     @extend_schema(operation_id="fencing_read", responses=FencingSerializer)
     def get(self, request: Request) -> Response:
-        """The master's claim, and the claim that each node holds."""
+        """Return the master's claim, and the claim that each node holds."""
         found = FencingSerializer(fencing_view(MasterIdentity.objects.first(), queries.rows()))
         return Response(found.data)

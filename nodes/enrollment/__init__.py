@@ -1,1 +1,1 @@
-"""How a machine becomes a node: one-time tokens, the join itself, and the listener that takes joins."""
+"""Enrollment: one-time tokens, the join itself, and the listener that machines connect to."""

@@ -1,8 +1,4 @@
-"""The join: a token and a signing request come in, a certificate goes out, a pending node stands in the database.
-
-The token is spent by one conditional UPDATE in the transaction that stores the request. A repeat with the same token
-and the same key gets the stored answer, so a lost reply strands nobody.
-"""
+"""The join: a token and a signing request arrive, a certificate is issued, a pending node is written."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,45 +7,38 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 from django.db import IntegrityError, transaction
 
-from agent.wire.enroll import EnrollAnswer, EnrollRequest, MasterSpki
+from agent.common.keys import spki_of
+from agent.wire.enroll import EnrollRequest, EnrollResponse, MasterSpki
 from audit import log as audit_log
 from mirbad.kernel import actor as actors
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import InvalidRequest
-from mirbad.live import hints
+from mirbad.live import invalidations
 from nodes import addresses, fencing, reachability
 from nodes.enrollment import tokens
 from nodes.enrollment.limits import peer_group
+from nodes.enrollment.tokens import JoinRejected
 from nodes.errors import EnrollmentRefused
 from nodes.models import JoinToken, Node, NodePin, RevokedKey
 from nodes.pki import store
 from nodes.pki.certs import issue_node, to_pem
-from nodes.pki.keys import BadRequestToSign, csr_public_key, spki_of
+from nodes.pki.signing_requests import BadRequestToSign, csr_public_key
 from nodes.states import APPROVED, PENDING
 
 log = structlog.get_logger(__name__)
 
 _REFUSED = (
-    "The master refuses to enroll this node. The token may be wrong, used, expired or withdrawn, or made for another "
+    "The master refuses to enroll this node. The token may be wrong, used, expired or revoked, or made for another "
     "node or purpose. Create a new one on the master."
 )
 _TRIES = 3
 _CLOCK_LIMIT = timedelta(minutes=45)
 
 
-class _Refuse(Exception):
-    """Why a join is refused: for the log and the audit line, never for the one who asks."""
-
-    def __init__(self, why: str, *, alarm: bool = False) -> None:
-        super().__init__(why)
-        self.why = why
-        self.alarm = alarm
-
-
 @dataclass(frozen=True, slots=True)
 class _Join:
-    """One request, understood."""
+    """One parsed request."""
 
     request: EnrollRequest
     key: ec.EllipticCurvePublicKey
@@ -59,8 +48,8 @@ class _Join:
     now: datetime
 
 
-def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollAnswer:
-    """Enroll the machine that asks from `peer` (an address), or give an enrolled one a new key (`rekey`).
+def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollResponse:
+    """Enroll the machine at `peer` (an address), or give an enrolled one a new key (`rekey`).
 
     Raises InvalidRequest (no usable signing request or address), EnrollmentRefused (everything else, in one sentence),
     MasterFenced, Unavailable.
@@ -75,15 +64,15 @@ def enroll(request: EnrollRequest, peer: str, *, rekey: bool = False) -> EnrollA
     token, token_id = tokens.find(request.token, peer_group(peer))
     try:
         if token is None:
-            raise _Refuse("the token is not a valid one")
+            raise JoinRejected("the token is not valid")
         return _enroll(join, token)
-    except _Refuse as refusal:
+    except JoinRejected as refusal:
         _note_refusal(join, token_id, refusal)
         raise EnrollmentRefused(_REFUSED) from None
 
 
 def _check_clock(text: str | None) -> None:
-    """Certificates are issued an hour back in time; a node whose clock is further off could not use its own."""
+    """Refuse a wrong clock: certificates are issued an hour back in time, so a node further off cannot use its own."""
     if text is None:
         return
     try:
@@ -94,14 +83,14 @@ def _check_clock(text: str | None) -> None:
     if theirs.tzinfo is None or abs(theirs - ours) > _CLOCK_LIMIT:
         raise InvalidRequest(
             f"The node's clock says {theirs:%Y-%m-%d %H:%M} UTC while the master's says {ours:%Y-%m-%d %H:%M} UTC. "
-            "Set the wrong one right, then join again; the token stays good."
+            "Correct the wrong clock, then join again with the same token."
         )
 
 
-def _enroll(join: _Join, token: JoinToken) -> EnrollAnswer:
-    _check_token(join, token)
+def _enroll(join: _Join, token: JoinToken) -> EnrollResponse:
+    tokens.require_usable(token, join.request.node_id, join.now, rekey=join.rekey)
     if token.used_at is not None:
-        return _repeat(join, token)
+        return tokens.stored_answer(token, join.spki)
     address = addresses.check(
         join.request.address or join.peer,
         join.request.port,
@@ -116,54 +105,31 @@ def _enroll(join: _Join, token: JoinToken) -> EnrollAnswer:
             continue
         if answer is not None:
             return answer
-        return _repeat(join, JoinToken.objects.filter(pk=token.pk).first())
-    raise _Refuse("another join of the same node or key goes on at the same time")
+        return tokens.stored_answer(JoinToken.objects.filter(pk=token.pk).first(), join.spki)
+    raise JoinRejected("another join of the same node or key is in progress")
 
 
-def _check_token(join: _Join, token: JoinToken) -> None:
-    if token.expires_at <= join.now:
-        raise _Refuse("the token has expired or was withdrawn")
-    if token.node_id_text != join.request.node_id:
-        raise _Refuse("the token is for another node")
-    if (token.purpose == JoinToken.REKEY) != join.rekey:
-        raise _Refuse(f"the token is for another purpose ({token.purpose})")
-
-
-def _repeat(join: _Join, token: JoinToken | None) -> EnrollAnswer:
-    """The stored answer of a spent token, for the key that spent it, while that key still stands."""
-    if token is None or token.used_at is None or token.answer is None:
-        raise _Refuse("the token was withdrawn meanwhile")
-    if token.used_by_spki != join.spki:
-        raise _Refuse("the token was used before, with another key", alarm=True)
-    if not NodePin.objects.filter(node_id=token.node_id_text, spki_sha256=join.spki).exists():
-        raise _Refuse("the token was used before, and its key no longer stands")
-    return EnrollAnswer.model_validate(token.answer)
-
-
-def _store(join: _Join, token: JoinToken, address: str) -> EnrollAnswer | None:
-    """Spend the token and write node, pin and answer, in the caller's transaction. None when another one spent it."""
-    spent = JoinToken.objects.filter(pk=token.pk, used_at=None, expires_at__gt=join.now).update(
-        used_at=join.now, used_by_spki=join.spki, used_from=join.peer[:64]
-    )
-    if not spent:
+def _store(join: _Join, token: JoinToken, address: str) -> EnrollResponse | None:
+    """Spend the token and write node, pin and answer, in the caller's transaction. None when another join spent it."""
+    if not tokens.spend(token, join.spki, join.peer, join.now):
         return None
     if RevokedKey.objects.filter(pk=join.spki).exists():
-        raise _Refuse("the key was revoked", alarm=True)
+        raise JoinRejected("the key was revoked", alarm=True)
     node = Node.objects.select_for_update().filter(pk=join.request.node_id).first()
     if NodePin.objects.filter(spki_sha256=join.spki).exclude(node=node).exists():
-        raise _Refuse("the key belongs to another node", alarm=True)
+        raise JoinRejected("the key belongs to another node", alarm=True)
     node = _rekeyed(join, node) if join.rekey else _joined(join, node, token)
     _write_node(join, node, address)
     issuer, trust, master = store.issuer(), store.trust(), store.master()
     cert = issue_node(issuer, join.key, str(node.uid), join.now, settings().agent_certificate_life)
-    answer = EnrollAnswer(
+    answer = EnrollResponse(
         node_uid=str(node.uid),
         chain=(to_pem(cert),),
         ca_bundle=trust.bundle,
         master_spki=MasterSpki(current=master.client_spki, next=master.next_spki or None),
     )
     _write_pin(node, join.spki, to_pem(cert), cert.not_valid_after_utc)
-    JoinToken.objects.filter(pk=token.pk).update(answer=answer.to_wire())
+    tokens.store_answer(token, answer)
     audit_log.record(
         "node.enroll",
         actors.api(join.peer),
@@ -171,7 +137,7 @@ def _store(join: _Join, token: JoinToken, address: str) -> EnrollAnswer | None:
         target=token.purpose,
         detail=f"key {join.spki}, agent at {address} port {join.request.port}",
     )
-    transaction.on_commit(lambda: hints.changed("nodes", join.request.node_id))
+    transaction.on_commit(lambda: invalidations.changed("nodes", join.request.node_id))
     return answer
 
 
@@ -179,22 +145,22 @@ def _joined(join: _Join, node: Node | None, token: JoinToken) -> Node:
     if node is None:
         return Node(id=join.request.node_id, is_bootstrap=token.purpose == JoinToken.BOOTSTRAP)
     if node.lifecycle != PENDING:
-        raise _Refuse(f"the node is {node.lifecycle} already", alarm=True)
+        raise JoinRejected(f"the node is already {node.lifecycle}", alarm=True)
     node.is_bootstrap = node.is_bootstrap or token.purpose == JoinToken.BOOTSTRAP
     return node
 
 
 def _rekeyed(join: _Join, node: Node | None) -> Node:
     if node is None or node.lifecycle not in {PENDING, APPROVED}:
-        raise _Refuse("there is no node to give a new key to")
+        raise JoinRejected("there is no node to re-pair")
     if join.request.node_uid != str(node.uid):
-        raise _Refuse("the node has another uid")
+        raise JoinRejected("the node has another uid")
     return node
 
 
 def _write_node(join: _Join, node: Node, address: str) -> None:
     request = join.request
-    # An approved node keeps the address that an operator may have set; a joining one states its own.
+    # An approved node keeps the address that an operator may have set; a joining node reports its own.
     if node.lifecycle == PENDING or request.address is not None:
         node.address, node.port = address, request.port
     node.machine = request.machine.to_wire()
@@ -208,7 +174,7 @@ def _write_node(join: _Join, node: Node, address: str) -> None:
 
 
 def _write_pin(node: Node, spki: str, cert_pem: str, not_after: datetime) -> None:
-    """The new key takes the slot in which the node stands: pending until approval, current after it."""
+    """Write the new key to the slot of the node's lifecycle: pending until approval, current after it."""
     slot = NodePin.CURRENT if node.lifecycle == APPROVED else NodePin.PENDING
     NodePin.objects.filter(node=node).exclude(slot=slot).delete()
     NodePin.objects.update_or_create(
@@ -219,14 +185,14 @@ def _write_pin(node: Node, spki: str, cert_pem: str, not_after: datetime) -> Non
 
 
 def _loopback_allowed(token: JoinToken) -> bool:
-    """Loopback means the master's own machine: its first join, and a new key for that same node."""
+    """Return whether a loopback address is valid: for the master's own machine, at its first join and at a re-pair."""
     if token.purpose == JoinToken.BOOTSTRAP:
         return True
     return token.purpose == JoinToken.REKEY and Node.objects.filter(pk=token.node_id_text, is_bootstrap=True).exists()
 
 
-def _note_refusal(join: _Join, token_id: str, refusal: _Refuse) -> None:
-    """Count and record a refusal; only tries on a token that exists reach the database, so none can fill it."""
+def _note_refusal(join: _Join, token_id: str, refusal: JoinRejected) -> None:
+    """Count and record a refusal. Only attempts on an existing token reach the database, so that nobody can fill it."""
     node_id = join.request.node_id if join.request.node_id.isprintable() else "?"
     level = log.error if refusal.alarm else log.warning
     level("enrollment refused", why=refusal.why, node=node_id[:64], peer=join.peer, key=join.spki, alarm=refusal.alarm)

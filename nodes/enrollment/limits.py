@@ -1,4 +1,4 @@
-"""How often the enroll listener may be asked: by one peer, and by all together. Counted by socket peer, in memory."""
+"""Rate limits of the enroll listener: per peer and for all together. Counted by socket peer, in memory."""
 
 import ipaddress
 from collections import OrderedDict, deque
@@ -9,7 +9,7 @@ _PEERS_KEPT = 10_000
 
 
 def peer_group(address: str) -> str:
-    """What counts as one peer: an IPv4 address, or the /64 that an IPv6 host owns anyway."""
+    """Return the key that one peer counts under: an IPv4 address, or the /64 that an IPv6 host owns anyway."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -21,7 +21,7 @@ def peer_group(address: str) -> str:
     return str(parsed)
 
 
-class Limiter:
+class EnrollLimiter:
     """A sliding minute for each peer and one for all. `clock` counts seconds and never goes back."""
 
     def __init__(self, per_peer: int, overall: int, clock: Callable[[], float]) -> None:
@@ -32,14 +32,14 @@ class Limiter:
         self._peers: OrderedDict[str, deque[float]] = OrderedDict()
 
     def admit(self, address: str) -> float:
-        """0 when the request may pass (it is then counted), else the seconds until one may."""
+        """Return 0 when the request may pass (it is then counted), else the seconds until one may."""
         now = self._clock()
         group = peer_group(address)
         times = self._peers.setdefault(group, deque())
         self._peers.move_to_end(group)
         if len(self._peers) > _PEERS_KEPT:
             self._peers.popitem(last=False)
-        # A refused peer does not use up what all share, so one cannot shut the others out.
+        # A refused peer does not use up the shared limit, so that one peer cannot lock out the others.
         for queue, limit in ((times, self._per_peer), (self._all, self._overall)):
             while queue and queue[0] <= now - WINDOW_SECONDS:
                 queue.popleft()

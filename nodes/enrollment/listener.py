@@ -16,14 +16,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from django.db import DatabaseError
 
+from agent.common import listening
 from agent.wire.base import ENROLL_SERVER_NAME, WireModel
-from agent.wire.enroll import EnrollRefusal
+from agent.wire.enroll import EnrollErrorBody
 from mirbad.kernel import clock
 from mirbad.kernel.conf import Settings
 from mirbad.kernel.errors import InvalidRequest, MirbadError
 from nodes.enrollment import join
 from nodes.enrollment.body import read_enroll_request
-from nodes.enrollment.limits import Limiter
+from nodes.enrollment.limits import EnrollLimiter
 from nodes.errors import EnrollmentRefused, RateLimited
 from nodes.link.threads import DatabaseThreads
 from nodes.pki import authority, store
@@ -32,15 +33,15 @@ from nodes.pki.tls import BrokenIdentity, SwappingContext, TlsIdentity, prove, s
 log = structlog.get_logger(__name__)
 
 
-class _WithoutNoise(logging.Filter):
-    """Whoever speaks no HTTP gets his 400 and fills no log, least of all with tracebacks."""
+class _NoiseFilter(logging.Filter):
+    """A log filter: a peer that speaks no HTTP gets its 400, and writes no traceback to the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 _server_log = logging.getLogger("nodes.enrollment.http")
-_server_log.addFilter(_WithoutNoise())
+_server_log.addFilter(_NoiseFilter())
 
 BODY_LIMIT = 65_536
 HANDSHAKE_SECONDS = 3.0
@@ -53,18 +54,18 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the listener shows now, to notice a change."""
+    """The certificate that the listener presents now, to notice a change."""
 
     identity: TlsIdentity
     leads: tuple[str, ...]
 
 
-class Listener:
+class EnrollListener:
     """One listener. `start` binds and serves until `stop`."""
 
     def __init__(self, configured: Settings) -> None:
         self._bind, self._port = configured.bind, configured.enroll_port
-        self._limiter = Limiter(
+        self._limiter = EnrollLimiter(
             configured.enroll_rate_per_minute, configured.enroll_global_rate_per_minute, clock.monotonic
         )
         self._threads = DatabaseThreads(_THREADS, "enroll")
@@ -81,7 +82,9 @@ class Listener:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Bind and serve. OSError when the port is taken, BrokenIdentity when the stored certificate does not serve."""
+        """Bind and serve. Raises OSError when the port is in use, BrokenIdentity when the stored certificate does not
+        work.
+        """
         shown = await self._threads.run(_read)
         self._shown, self._front = shown, SwappingContext(_proven(shown))
         self._web = web.Server(
@@ -95,7 +98,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._connection,
-            self._bind,
+            listening.host_of(self._bind),
             self._port,
             ssl=self._front.context,
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -104,7 +107,7 @@ class Listener:
         self._watch = asyncio.create_task(self._follow_identity())
 
     async def stop(self) -> None:
-        """Take no new connection, finish what is being answered, and end."""
+        """Accept no new connection, finish open requests, and close."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -115,9 +118,9 @@ class Listener:
         await asyncio.to_thread(self._threads.end)
 
     async def refresh_identity(self) -> bool:
-        """Show the stored certificate if it is another one by now; says whether it was swapped.
+        """Present the stored certificate if it has changed; return whether it was swapped.
 
-        A certificate that does not serve is not shown: the one that works stays, and the log carries an alarm.
+        A certificate that does not work is not presented: the working one stays, and the log has an alarm.
         """
         shown = await self._threads.run(_read)
         if shown == self._shown:
@@ -126,7 +129,7 @@ class Listener:
         try:
             self._front.swap(_proven(shown))
         except BrokenIdentity as error:
-            log.error("the new enroll certificate does not serve; the old one stays", why=str(error), alarm=True)
+            log.error("the new enroll certificate does not work; keeping the old one", why=str(error), alarm=True)
             return False
         self._shown = shown
         log.info("swapped the enroll certificate")
@@ -138,19 +141,19 @@ class Listener:
             try:
                 await self.refresh_identity()
             except (DatabaseError, MirbadError, ssl.SSLError) as error:
-                log.warning("the enroll certificate could not be read again", why=str(error))
+                log.warning("the enroll certificate could not be reloaded", why=str(error))
 
     def _connection(self) -> RequestHandler:
         assert self._web is not None  # noqa: S101 - connections come after `start`
         handler = self._web()
-        # A whole enrollment takes well under this; whoever is still here only holds a place.
+        # A whole enrollment takes far less; a peer that is still connected only holds a slot.
         asyncio.get_running_loop().call_later(CONNECTION_SECONDS, _end, handler)
         return handler
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         rekey = _ROUTES.get(request.path)
         if rekey is None or request.method != "POST":
-            return _refusal(404, "not_found", "There is nothing here but enrollment.")
+            return _refusal(404, "not_found", "This port serves enrollment only.")
         peer = _peer(request)
         try:
             if wait := self._limiter.admit(peer):
@@ -159,7 +162,7 @@ class Listener:
             message = read_enroll_request(await _read_body(request))
             answer = await self._threads.run(lambda: join.enroll(message, peer, rekey=rekey))
         except _TooLarge:
-            return _refusal(413, "payload_too_large", f"An enrollment has at most {BODY_LIMIT} bytes.", close=True)
+            return _refusal(413, "payload_too_large", f"The body exceeds {BODY_LIMIT} bytes.", close=True)
         except MirbadError as error:
             return _refused(error)
         except DatabaseError as error:
@@ -197,14 +200,14 @@ def _refused(error: MirbadError) -> web.Response:
         return _refusal(403, "enrollment_refused", error.detail)
     if isinstance(error, InvalidRequest):
         return _refusal(400, "invalid_request", error.detail)
-    log.error("no enrollment is possible", code=error.code, why=error.detail)
+    log.error("enrollment is not possible", code=error.code, why=error.detail)
     return _refusal(503, "unavailable", "The master cannot enroll nodes now; its log says why.", retry_after=30)
 
 
 def _refusal(
     status: int, code: str, detail: str, *, retry_after: int | None = None, close: bool = False
 ) -> web.Response:
-    response = _json(status, EnrollRefusal.model_validate({"code": code, "detail": detail}))
+    response = _json(status, EnrollErrorBody.model_validate({"code": code, "detail": detail}))
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)
     if close:
@@ -222,7 +225,7 @@ def _json(status: int, message: WireModel) -> web.Response:
 
 
 def _peer(request: web.BaseRequest) -> str:
-    """The address at the other end of the socket; headers are never believed."""
+    """Return the address at the other end of the socket; headers are never trusted."""
     name = request.transport.get_extra_info("peername") if request.transport is not None else None
     return str(name[0]).removeprefix("::ffff:") if name else "unknown"
 

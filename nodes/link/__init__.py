@@ -1,1 +1,1 @@
-"""The mutual-TLS line to agents: contexts with pins inside the handshake, calls, events, health."""
+"""The mutual-TLS connection to agents: contexts with pins inside the handshake, calls, events, health."""

@@ -1,25 +1,25 @@
-"""Calls to agents. What the network does is kept apart from what the database is told before and after.
+"""Calls to agents. Network work is kept apart from the database work before and after it.
 
-Every mutating call carries the master's claim and an operation id; an agent that refuses the claim fences the master.
+Every mutating call carries the master's claim and an operation id; an agent that refuses the claim is left alone.
 """
 
 import asyncio
-import os
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from email.utils import format_datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 import aiohttp
 import structlog
 from pydantic import ValidationError
 
 from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER, WireModel
-from agent.wire.errors import AgentCode, Refusal
-from agent.wire.fence import Claim
+from agent.wire.errors import AgentCode, AgentErrorBody
+from agent.wire.fence import Claim, FenceView, MalformedClaim
 from agent.wire.status import Event
+from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict
 from nodes import fencing, reachability
 from nodes.errors import (
@@ -28,10 +28,10 @@ from nodes.errors import (
     NodeIncompatible,
     NodeOffline,
     NodePendingTakeover,
-    NodeTurnedAway,
 )
 from nodes.link import pools, streams
-from nodes.link.transport import Endpoint, endpoint, endpoint_at_any_time
+from nodes.link.failures import offline
+from nodes.link.transport import Endpoint, endpoint, endpoint_despite_expiry
 from nodes.pki.tls import TlsIdentity
 
 log = structlog.get_logger(__name__)
@@ -40,6 +40,8 @@ T = TypeVar("T", bound=WireModel)
 R = TypeVar("R")
 
 ANSWER_LIMIT = 32 * 1024 * 1024
+LINE_LIMIT = 4 * 1024 * 1024
+"""Longest line of an event stream. A status of a hundred engines with their last lines is far below it."""
 EVENT_SILENCE_SECONDS = 10.0
 _NUL = rb"\u0000"
 _WRITTEN_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -48,7 +50,7 @@ _CLAIM_CODES = frozenset({AgentCode.STALE_MASTER, AgentCode.COMPETING_MASTER})
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AgentCall:
     """One call, ready for the network."""
 
     endpoint: Endpoint
@@ -62,8 +64,8 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What came back."""
+class _AgentResponse:
+    """A response as it arrived."""
 
     status: int
     body: bytes
@@ -81,9 +83,10 @@ def call(
 ) -> T:
     """Call an agent and wait. `path` is below ``/agent/v1``, without a leading slash (``instances/x/stop``).
 
-    Never call it inside a transaction: it waits for a machine. Raises NodeOffline (no answer in time, or no connection
+    Never call it inside a transaction: it waits for a machine. Raises NodeOffline (timed out, or no connection
     with the expected key), NodeIncompatible (an answer that is not of this protocol), NodePendingTakeover (the agent
-    obeys another claim; this master is then fenced), AgentRefused, MasterFenced, NodeRevoked, NotFound, Conflict.
+    obeys another claim; when a second node does, this master is fenced), AgentRefused, MasterFenced, NodeRevoked,
+    NotFound, Conflict.
     """
     prepared = _prepare(node_id, method, path, body, operation_id, timeout_seconds)
     return _conclude(prepared, pools.loop_thread().run(_send(prepared)), answer)
@@ -100,16 +103,16 @@ async def acall(
     timeout_seconds: float = 10.0,
     dialled: Endpoint | None = None,
 ) -> T:
-    """`call` for a caller in an event loop; connections belong to that loop.
+    """Do `call` for a caller in an event loop; connections belong to that loop.
 
-    `dialled` is an endpoint of the node that was read just now; without it, it is read again.
+    `dialled` is an endpoint of the node that was read just now; without it, the endpoint is read again.
     """
     prepared = await in_thread(lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds, dialled))
     received = await _send(prepared)
     return await in_thread(lambda: _conclude(prepared, received, answer))
 
 
-async def acall_alone(
+async def acall_once(
     node_id: str,
     method: str,
     path: str,
@@ -121,13 +124,13 @@ async def acall_alone(
     at_any_time: bool = False,
     timeout_seconds: float = 10.0,
 ) -> T:
-    """`acall` over a connection of its own, made for this call and closed after it: the handshake is seen, too.
+    """Do `acall` over a connection of its own, closed after the call, so that the handshake is observed, too.
 
-    With `identity` the master shows that certificate instead of the one in use; with `at_any_time` a node is let in
-    whose certificate has expired (`transport.endpoint_at_any_time`). Raises NodeTurnedAway when the node
-    hung up, as it does on a certificate that it does not accept; and what `call` raises.
+    With `identity` the master presents that certificate instead of the one in use; with `at_any_time` a node whose
+    certificate has expired is accepted (`transport.endpoint_despite_expiry`). Raises NodeTurnedAway when the node
+    closes the connection, as it does on a certificate that it does not accept; and the errors of `call`.
     """
-    dial = endpoint_at_any_time if at_any_time else partial(endpoint, identity=identity)
+    dial = endpoint_despite_expiry if at_any_time else partial(endpoint, identity=identity)
     prepared = await in_thread(
         lambda: _prepare(node_id, method, path, body, operation_id, timeout_seconds, dial(node_id))
     )
@@ -136,10 +139,10 @@ async def acall_alone(
 
 
 async def events(node_id: str, after: int) -> AsyncIterator[Event]:
-    """The node's events after sequence number `after`, as they come, until the line breaks.
+    """Yield the node's events after sequence number `after`, until the connection breaks.
 
-    Raises NodeOffline when it does or when nothing (not even a ping) came for 10 seconds, NodeRevoked or Conflict when
-    the node was revoked or got another key or address meanwhile, NodeIncompatible, AgentRefused.
+    Raises NodeOffline when it breaks, or after 10 seconds without any message (even a ping), NodeRevoked or Conflict
+    when the node was revoked or got another key or address meanwhile, NodeIncompatible, AgentRefused.
     """
     target = await in_thread(lambda: endpoint(node_id))
     try:
@@ -148,12 +151,13 @@ async def events(node_id: str, after: int) -> AsyncIterator[Event]:
         async with session.get(
             _url(target, "events"),
             params={"after": str(after)},
+            headers=_dated(),
             server_hostname=target.server_name,
             timeout=timeout,
             allow_redirects=False,
         ) as response:
             if response.status != 200:
-                received = _Answer(response.status, await _read_limited(response))
+                received = _AgentResponse(response.status, await _read_limited(response))
                 await in_thread(lambda: _refuse(target, received))
             try:
                 with streams.of_running_loop().hold(target, lambda: _hang_up(response)):
@@ -163,13 +167,15 @@ async def events(node_id: str, after: int) -> AsyncIterator[Event]:
                 _hang_up(response)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         await in_thread(lambda: _require_same(target))
-        raise _offline(target, error) from error
+        raise offline(target, error) from error
     await in_thread(lambda: _require_same(target))
-    raise NodeOffline(f"Node {node_id} ended the event stream.")
+    raise NodeOffline(f"Node {node_id} closed the event stream.")
 
 
 async def close(node_id: str | None = None) -> None:
-    """Close this loop's connections to a node (streams too); without one, to all nodes, and those to the database."""
+    """Close this loop's connections to a node (streams too); without `node_id`, to all nodes, and those to the
+    database.
+    """
     await pools.of_running_loop().close(node_id)
     if node_id is None:
         await asyncio.to_thread(pools.database_threads().release)
@@ -181,9 +187,9 @@ async def in_thread(work: Callable[[], R]) -> R:
 
 
 async def in_writer(work: Callable[[], R]) -> R:
-    """Run work that writes beside the event loop, in one transaction with what else waits to be written.
+    """Run database writes beside the event loop, in one transaction with other waiting writes.
 
-    What it wrote is undone when it raises.
+    Its writes are undone when it raises.
     """
     return await pools.writer().run(work)
 
@@ -196,15 +202,15 @@ def _prepare(
     operation_id: str | None,
     timeout_seconds: float,
     dialled: Endpoint | None = None,
-) -> _Call:
+) -> _AgentCall:
     target = dialled or endpoint(node_id)
-    headers: dict[str, str] = {}
+    headers = _dated()
     claim = None
     if method not in _SAFE_METHODS:
         if operation_id is None:
             raise ValueError(f"{method} {path} changes the node and needs an operation id")
         claim = fencing.claim()
-        headers = {
+        headers |= {
             EPOCH_HEADER: str(claim.epoch),
             INSTANCE_HEADER: claim.instance_id,
             OPERATION_HEADER: operation_id,
@@ -213,21 +219,26 @@ def _prepare(
     if body is not None:
         raw = body.model_dump_json(by_alias=True).encode()
         headers["Content-Type"] = "application/json"
-    return _Call(target, method, path, headers, raw, timeout_seconds, claim)
+    return _AgentCall(target, method, path, headers, raw, timeout_seconds, claim)
 
 
-async def _send(prepared: _Call) -> _Answer:
+def _dated() -> dict[str, str]:
+    """Return the header by which the agent compares its clock."""
+    return {"Date": format_datetime(clock.now(), usegmt=True)}
+
+
+async def _send(prepared: _AgentCall) -> _AgentResponse:
     target = prepared.endpoint
     try:
         if not prepared.alone:
             return await _exchange(await pools.of_running_loop().session(target), prepared)
-        async with pools.lone_session(target) as session:
+        async with pools.single_use_session(target) as session:
             return await _exchange(session, prepared)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise _offline(target, error) from error
+        raise offline(target, error) from error
 
 
-async def _exchange(session: aiohttp.ClientSession, prepared: _Call) -> _Answer:
+async def _exchange(session: aiohttp.ClientSession, prepared: _AgentCall) -> _AgentResponse:
     target = prepared.endpoint
     async with session.request(
         prepared.method,
@@ -238,10 +249,10 @@ async def _exchange(session: aiohttp.ClientSession, prepared: _Call) -> _Answer:
         timeout=aiohttp.ClientTimeout(total=prepared.timeout_seconds, sock_connect=pools.CONNECT_SECONDS),
         allow_redirects=False,
     ) as response:
-        return _Answer(response.status, await _read_limited(response))
+        return _AgentResponse(response.status, await _read_limited(response))
 
 
-def _conclude(prepared: _Call, received: _Answer, answer: type[T]) -> T:
+def _conclude(prepared: _AgentCall, received: _AgentResponse, answer: type[T]) -> T:
     target = prepared.endpoint
     _require_standing(prepared)
     if not 200 <= received.status < 300:
@@ -249,38 +260,42 @@ def _conclude(prepared: _Call, received: _Answer, answer: type[T]) -> T:
     return _parse(target, received.body, answer)
 
 
-def _require_standing(prepared: _Call) -> None:
-    """An answer to a call made under a former claim is dropped, a refusal too: it says nothing of the present one."""
-    if prepared.claim is not None and not fencing.stands(prepared.claim):
-        raise MasterFenced(fencing.fenced_reason() or "The master's claim changed while the node was called.")
+def _require_standing(prepared: _AgentCall) -> None:
+    """Drop a response, or a refusal, to a call made under a former claim: it does not concern the present one."""
+    if prepared.claim is not None and not fencing.is_current(prepared.claim):
+        raise MasterFenced(fencing.fenced_reason() or "The master's claim changed during the call to the node.")
 
 
-def _refuse(target: Endpoint, received: _Answer, claim: Claim | None = None) -> None:
-    """Raise what the refusal means; a refused `claim` fences the master first."""
+def _refuse(target: Endpoint, received: _AgentResponse, claim: Claim | None = None) -> None:
+    """Raise the error for a refusal; a refused `claim` is recorded first."""
     try:
-        refusal = Refusal.model_validate_json(received.body)
+        refusal = AgentErrorBody.model_validate_json(received.body)
     except ValidationError:
-        text = f"Node {target.node_id} answered {received.status} with something that is not a refusal of its protocol."
+        text = f"Node {target.node_id} answered {received.status} with an error outside its protocol."
         raise AgentRefused(AgentCode.INTERNAL.value, received.status, text) from None
     if claim is not None and refusal.code in _CLAIM_CODES:
-        reason = f"Node {target.node_id} obeys another master ({refusal.code.value})."
-        reachability.refused_claim(target.node_id, refusal.detail, claim, _held(refusal))
-        fencing.fence(f"{reason} A takeover is needed; stop the other master first.", refused=claim)
-        raise NodePendingTakeover(reason, fields={"agentCode": refusal.code.value})
+        _refuse_claim(target.node_id, refusal, claim)
     raise AgentRefused(refusal.code.value, received.status, refusal.detail, refusal.fields)
 
 
-def _held(refusal: Refusal) -> Claim | None:
-    """The claim that the node obeys, as its refusal says; None when it does not say it."""
+def _refuse_claim(node_id: str, refusal: AgentErrorBody, claim: Claim) -> NoReturn:
+    if reason := reachability.refused_claim(node_id, claim, _held(refusal)):
+        raise NodeIncompatible(f"Node {node_id}: {reason}", fields={"agentCode": refusal.code.value})
+    text = f"Node {node_id} obeys another master ({refusal.code.value}). {reachability.REFUSED_REMEDY}"
+    raise NodePendingTakeover(text, fields={"agentCode": refusal.code.value})
+
+
+def _held(refusal: AgentErrorBody) -> Claim | MalformedClaim | None:
+    """Return the claim that the node obeys, as its refusal states it; None when it states none."""
     try:
-        return Claim.model_validate(refusal.fields.get("held"))
+        return FenceView.model_validate({"held": refusal.fields.get("held")}).held
     except ValidationError:
-        return None
+        return MalformedClaim(epoch=refusal.fields.get("held"))
 
 
 def _parse(target: Endpoint, body: bytes, kind: type[T]) -> T:
     if _NUL in body:
-        # An engine may print it; no database keeps it in a text.
+        # An engine may print NUL; no database stores it in text.
         body = _WRITTEN_NUL.sub(rb"\1\\ufffd", body)
     try:
         return kind.model_validate_json(body)
@@ -288,43 +303,15 @@ def _parse(target: Endpoint, body: bytes, kind: type[T]) -> T:
         where = ", ".join(
             ".".join(map(str, item["loc"])) for item in error.errors(include_input=False, include_context=False)[:5]
         )
-        log.error("a node's answer cannot be read", node=target.node_id, kind=kind.__name__, where=where)
+        log.error("a node's response cannot be parsed", node=target.node_id, kind=kind.__name__, where=where)
         raise NodeIncompatible(
-            f"Node {target.node_id} answered with something that is not a {kind.__name__}. Upgrade its agent."
+            f"Node {target.node_id} sent a response that is not a {kind.__name__}. Upgrade its agent."
         ) from None
 
 
 def _require_same(target: Endpoint) -> None:
     if endpoint(target.node_id) != target:
-        raise Conflict(f"Node {target.node_id} has another key or address since the connection was made.")
-
-
-def _offline(target: Endpoint, error: BaseException) -> NodeOffline:
-    cause = _cause(error)
-    hung_up = isinstance(cause, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError) or (
-        isinstance(cause, ssl.SSLError) and "ALERT" in (getattr(cause, "reason", None) or "")
-    )
-    kind = NodeTurnedAway if hung_up else NodeOffline
-    return kind(f"Node {target.node_id} cannot be reached at {target.host} port {target.port}: {_why(error)}.")
-
-
-def _cause(error: BaseException) -> Any:
-    return getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
-
-
-def _why(error: BaseException) -> str:
-    """The cause of a failed connection in words."""
-    inner = _cause(error)
-    if isinstance(inner, ssl.SSLError):
-        text = inner.verify_message if isinstance(inner, ssl.SSLCertVerificationError) else str(inner.args[-1])
-        return f"no trusted connection ({text})"
-    if isinstance(inner, TimeoutError):
-        return "no answer in time"
-    if isinstance(inner, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
-        return "the agent closed the connection (it may not know this master's key)"
-    if isinstance(inner, OSError) and inner.errno:
-        return os.strerror(inner.errno)
-    return str(inner) or type(inner).__name__
+        raise Conflict(f"Node {target.node_id} has another key or address since the connection was opened.")
 
 
 def _url(target: Endpoint, path: str) -> str:
@@ -337,24 +324,29 @@ async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > ANSWER_LIMIT:
-            raise aiohttp.ClientPayloadError("the answer is larger than any answer may be")
+            raise aiohttp.ClientPayloadError("the response exceeds the size limit")
     return bytes(body)
 
 
 def _hang_up(response: aiohttp.ClientResponse) -> None:
-    """End a stream at once: its node may be revoked, and nobody waits for the good-bye of a broken line."""
+    """Close a stream at once: its node may be revoked, and nobody waits for a clean shutdown of a broken connection."""
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    rest = bytearray()
+    """Yield the lines of a stream. Raises ClientPayloadError for a line that is too long, or does not end in time."""
+    loop = asyncio.get_running_loop()
+    began, size, parts = loop.time(), 0, list[bytes]()
     async for chunk in response.content.iter_any():
-        rest += chunk
-        if len(rest) > ANSWER_LIMIT:
-            raise aiohttp.ClientPayloadError("a line of the event stream is larger than any may be")
-        *lines, last = bytes(rest).split(b"\n") if b"\n" in chunk else (bytes(rest),)
-        rest = bytearray(last)
-        for line in lines:
-            if line.strip():
-                yield line
+        first, *rest = chunk.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        if rest:
+            # Joined at its end only: joining at every chunk would cost the square of the length.
+            for line in (b"".join(parts), *rest[:-1]):
+                if line.strip():
+                    yield line
+            began, size, parts = loop.time(), len(rest[-1]), [rest[-1]]
+        if size > LINE_LIMIT or (size and loop.time() - began > EVENT_SILENCE_SECONDS):
+            raise aiohttp.ClientPayloadError("a line of the event stream is too long, or does not end")

@@ -1,4 +1,4 @@
-"""Connections to agents: one pool a node and event loop, thrown away when the node's endpoint changes."""
+"""Connections to agents: one pool per node and event loop, discarded when the node's endpoint changes."""
 
 import asyncio
 import atexit
@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
@@ -22,6 +22,8 @@ from nodes.link.writer import GroupWriter
 T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
+AT_ONCE = 50
+"""Nodes called at the same moment for one purpose."""
 _PER_NODE = 32
 _IDLE_SECONDS = 0.4
 """Calls are few; an idle connection would outlive the revoke of its node."""
@@ -31,7 +33,7 @@ _DATABASE_THREADS = 4
 
 
 class _GuardedResolver(AbstractResolver):
-    """Resolves a node's host name and drops every answer that may not be dialled, at each new connection."""
+    """Resolves a node's host name at each new connection, and drops every address that must not be connected to."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -54,10 +56,10 @@ class _GuardedResolver(AbstractResolver):
         return True
 
     def _refuse(self, host: str) -> list[ResolveResult]:
-        raise OSError(f"{host} does not resolve to an address that may be dialled")
+        raise OSError(f"{host} does not resolve to an allowed address")
 
 
-class Pools:
+class AgentPools:
     """The pools of one event loop."""
 
     def __init__(self) -> None:
@@ -66,7 +68,9 @@ class Pools:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def session(self, endpoint: Endpoint) -> aiohttp.ClientSession:
-        """The session for `endpoint`; one for a former endpoint of the node is closed with all its connections."""
+        """Return the session for `endpoint`; a session for a former endpoint of the node is closed with its
+        connections.
+        """
         known = self._open.get(endpoint.node_id)
         if known is not None and known[0] == endpoint and not known[1].closed:
             return known[1]
@@ -74,7 +78,7 @@ class Pools:
         self._open[endpoint.node_id] = (endpoint, session)
         if known is not None:
             if known[0].pins & endpoint.pins and known[0].server_name == endpoint.server_name:
-                # The same node under a renewed certificate: what is under way ends well, nothing new is begun there.
+                # Same node, renewed certificate: open requests finish on the old session, no new one starts there.
                 self._leaving.append((endpoint.node_id, known[1]))
                 asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self._let_go, known[1])
             else:
@@ -99,8 +103,8 @@ class Pools:
         task.add_done_callback(self._closing.discard)
 
 
-def lone_session(endpoint: Endpoint) -> aiohttp.ClientSession:
-    """A session that shares its connections with nobody; the caller closes it."""
+def single_use_session(endpoint: Endpoint) -> aiohttp.ClientSession:
+    """Return a session that shares its connections with no other caller; the caller closes it."""
     return _make_session(endpoint)
 
 
@@ -120,15 +124,15 @@ def _make_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     )
 
 
-_pools: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Pools]" = weakref.WeakKeyDictionary()
+_pools: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AgentPools]" = weakref.WeakKeyDictionary()
 
 
-def of_running_loop() -> Pools:
-    """The pools of the running event loop."""
+def of_running_loop() -> AgentPools:
+    """Return the pools of the running event loop."""
     loop = asyncio.get_running_loop()
     found = _pools.get(loop)
     if found is None:
-        found = _pools[loop] = Pools()
+        found = _pools[loop] = AgentPools()
     return found
 
 
@@ -142,11 +146,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and wait for it; its own time-outs bound the wait."""
+        """Run `work` in the loop and wait for it; the time-outs of `work` bound the wait."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def end(self) -> None:
-        """Close every connection and end the thread; a part of the process's end."""
+        """Close every connection and end the thread, at the end of the process."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_close_all(), self.loop).result(_END_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -169,7 +173,7 @@ _writer: tuple[DatabaseThreads, GroupWriter] | None = None
 
 
 def loop_thread() -> LoopThread:
-    """The one loop thread of this process, started at the first call; a forked child gets its own."""
+    """Return the one loop thread of this process, started at the first call; a forked child gets its own."""
     global _thread  # noqa: PLW0603 - one thread a process
     with _lock:
         if _thread is None or _thread.pid != os.getpid():
@@ -177,8 +181,28 @@ def loop_thread() -> LoopThread:
         return _thread
 
 
+def together(calls: Sequence[Coroutine[Any, Any, T]], at_once: int = AT_ONCE) -> list[T]:
+    """Run calls to several nodes, `at_once` at a time; return the results in their order. Blocks.
+
+    All calls have ended before the first error of one is raised.
+    """
+
+    async def gather() -> list[T | BaseException]:
+        found: list[T | BaseException] = []
+        for start in range(0, len(calls), at_once):
+            found += await asyncio.gather(*calls[start : start + at_once], return_exceptions=True)
+        return found
+
+    results: list[T] = []
+    for result in loop_thread().run(gather()):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
 def database_threads() -> DatabaseThreads:
-    """The threads of this process for database work beside event loops; a forked child gets its own."""
+    """Return the threads of this process for database work beside event loops; a forked child gets its own."""
     global _database  # noqa: PLW0603 - one set a process
     with _lock:
         if _database is None or _database[0] != os.getpid():
@@ -187,7 +211,7 @@ def database_threads() -> DatabaseThreads:
 
 
 def writer() -> GroupWriter:
-    """Writes for all event loops of this process, in one of `database_threads`."""
+    """Return the writer for all event loops of this process, in one of `database_threads`."""
     global _writer  # noqa: PLW0603 - one a process
     threads = database_threads()
     with _lock:

@@ -1,6 +1,6 @@
-"""The open event streams of an event loop, and the end of those whose node is dialled otherwise by now.
+"""The open event streams of an event loop; streams end whose node has another endpoint by now.
 
-One look at the database serves all of them, so that it costs the same for one node and for a thousand.
+One query serves all of them, so that it costs the same for one node and for a thousand.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ CHECK_SECONDS = 0.7
 
 
 class Streams:
-    """The streams of one event loop. `hold` one while it is read; it is ended within a second of a revoke."""
+    """The streams of one event loop. `hold` one while it is read; it ends within a second of a revoke."""
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[Endpoint, Callable[[], None]]] = {}
@@ -30,12 +30,12 @@ class Streams:
 
     @contextmanager
     def hold(self, endpoint: Endpoint, hang_up: Callable[[], None]) -> Iterator[None]:
-        """Look after a stream from `endpoint` until the block ends; `hang_up` breaks it."""
+        """Register a stream from `endpoint` until the block ends; `hang_up` breaks it."""
         self._count += 1
         key = self._count
         self._open[key] = (endpoint, hang_up)
         if self._look is None or self._look.done():
-            self._look = asyncio.get_running_loop().create_task(self._keep_looking(), name="streams of nodes")
+            self._look = asyncio.get_running_loop().create_task(self._keep_looking(), name="node streams")
         try:
             yield
         finally:
@@ -49,10 +49,10 @@ class Streams:
             try:
                 await self.look()
             except (DatabaseError, MirbadError) as error:
-                log.warning("whether nodes still stand could not be looked up", why=str(error))
+                log.warning("the endpoints of open streams could not be checked", why=str(error))
 
     async def look(self) -> int:
-        """End the streams whose nodes are dialled otherwise now; how many."""
+        """End the streams whose nodes have another endpoint now; return how many."""
         held = list(self._open.values())
         gone = set(map(id, await pools.database_threads().run(lambda: outdated([endpoint for endpoint, _ in held]))))
         ended = [hang_up for endpoint, hang_up in held if id(endpoint) in gone]
@@ -65,7 +65,7 @@ _streams: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Streams]" = weak
 
 
 def of_running_loop() -> Streams:
-    """The streams of the running event loop."""
+    """Return the streams of the running event loop."""
     loop = asyncio.get_running_loop()
     found = _streams.get(loop)
     if found is None:

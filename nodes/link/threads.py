@@ -1,4 +1,4 @@
-"""Database work beside an event loop, in threads that let go of their connections when asked to."""
+"""Database work beside an event loop, in threads that close their connections on request."""
 
 import asyncio
 import contextlib
@@ -22,22 +22,22 @@ class DatabaseThreads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], R]) -> R:
-        """Do `work` in one of the threads."""
+        """Run `work` in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, _with_database, work)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do `work` in one of the threads; nobody waits for it here."""
+        """Run `work` in one of the threads, without waiting for it."""
         self._pool.submit(_with_database, work)
 
     def release(self) -> None:
         """Close the connections of all threads; the next work opens them again."""
-        # All threads must be in it at once, else one of them could take two turns and another none.
+        # All threads must be inside at once, else one of them could run twice and another not at all.
         together = threading.Barrier(self._count)
         for turn in [self._pool.submit(_let_go, together) for _ in range(self._count)]:
             turn.result()
 
     def end(self) -> None:
-        """Finish what was given, close the connections, end the threads."""
+        """Finish the submitted work, close the connections, end the threads."""
         self.release()
         self._pool.shutdown(wait=True)
 
@@ -51,7 +51,7 @@ def _with_database(work: Callable[[], R]) -> R:
 
 
 def _let_go(together: threading.Barrier) -> None:
-    # Broken when one thread is still at work; the others need not wait for it.
+    # Broken when one thread is still busy; the others need not wait for it.
     with contextlib.suppress(threading.BrokenBarrierError):
         together.wait(_RELEASE_SECONDS)
     connections.close_all()

@@ -1,4 +1,4 @@
-"""How a node is dialled: address, the name that must be in its certificate, and a context that knows its key."""
+"""The endpoint of a node: address, the name that its certificate must have, and a context that checks its key."""
 
 import ssl
 import threading
@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
+from agent.common.tls_pins import pin
 from agent.wire.base import node_server_name
-from agent.wire.tls import pin
-from mirbad.kernel.errors import Conflict, NotFound
-from nodes.errors import NodeRevoked
+from mirbad.kernel.errors import Conflict
+from nodes.errors import NodeRevoked, no_such_node
 from nodes.models import Node, NodePin
 from nodes.pki import store
 from nodes.pki.tls import TlsIdentity, load_identity, trusting_context
@@ -24,13 +24,13 @@ _DIALLED = ("uid", "address", "port", "lifecycle", "is_bootstrap")
 _contexts: "WeakValueDictionary[tuple[TlsIdentity, tuple[str, ...], frozenset[str]], ssl.SSLContext]"
 _contexts = WeakValueDictionary()
 _contexts_lock = threading.Lock()
-# Connections hold their contexts; this keeps those that were made for a single call.
+# Connections hold their contexts; this keeps those that were created for a single call.
 _recent: deque[ssl.SSLContext] = deque(maxlen=_CONTEXTS_KEPT)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where and how one node is dialled. Two endpoints that are equal may share connections, others must not.
+    """Address and TLS context for one node. Equal endpoints may share connections, others must not.
 
     `ssl_context` is the same object as long as key, CA and pins are the same.
     """
@@ -45,10 +45,10 @@ class Endpoint:
 
 
 def client_context(identity: TlsIdentity, ca_bundle: tuple[str, ...], pins: frozenset[str]) -> ssl.SSLContext:
-    """A TLS 1.3 client context of the master for peers whose key is in `pins`; ValueError without a pin.
+    """Return a TLS 1.3 client context of the master for peers whose key is in `pins`. ValueError without a pin.
 
-    The pin is checked inside the handshake, so a wrong peer never sees a byte of a request. One set of pins has one
-    context for as long as anybody holds it, however many nodes there are; different pins never share one.
+    The pin is checked inside the handshake, so a wrong peer never receives a byte of a request. One set of pins has one
+    context while it is in use, however many nodes there are; different pins never share one.
     """
     if not pins:
         raise ValueError("a context without a pin would accept any node")
@@ -65,26 +65,26 @@ def client_context(identity: TlsIdentity, ca_bundle: tuple[str, ...], pins: froz
 
 
 def endpoint(node_id: str, identity: TlsIdentity | None = None) -> Endpoint:
-    """How to dial one node: by its approved key, or before approval by the pending one (for ``info`` only).
+    """Return the endpoint of one node: by its approved key, or before approval by the pending one (for ``info`` only).
 
-    `identity` is what the master shows; by default the one in use.
-    Raises NotFound, NodeRevoked, Conflict (no key yet), Unavailable (the master has no identity yet).
+    `identity` is the certificate that the master presents; by default the one in use. Raises NotFound, NodeRevoked,
+    Conflict (no key yet), Unavailable (the master has no identity yet).
     """
     node = Node.objects.filter(pk=node_id).first()
     if node is None:
-        raise NotFound(f"There is no node {node_id}.")
+        raise no_such_node(node_id)
     if node.lifecycle == REVOKED:
         raise NodeRevoked(f"Node {node_id} is revoked.")
     found = _endpoints([node], identity)
     if node_id not in found:
-        raise Conflict(f"Node {node_id} has no key that the master knows. Re-pair it.")
+        raise Conflict(f"Node {node_id} has no known key. Re-pair it.")
     return found[node_id]
 
 
-def endpoint_at_any_time(node_id: str) -> Endpoint:
-    """`endpoint` for a node whose certificate has expired: its key and its CA are checked, the time alone is not.
+def endpoint_despite_expiry(node_id: str) -> Endpoint:
+    """Return `endpoint` for a node whose certificate has expired: key and CA are checked, only the time is not.
 
-    Its context is made for this one use and never shared. Raises what `endpoint` raises.
+    Its context is created for this one use and never shared. Raises the errors of `endpoint`.
     """
     known = endpoint(node_id)
     context = trusting_context(store.accepted())
@@ -95,12 +95,12 @@ def endpoint_at_any_time(node_id: str) -> Endpoint:
 
 
 def endpoints() -> dict[str, Endpoint]:
-    """How to dial every approved node that has a key, in a constant number of statements."""
+    """Return the endpoints of all approved nodes that have a key, in a constant number of statements."""
     return _endpoints(Node.objects.filter(lifecycle=APPROVED).only(*_DIALLED))
 
 
 def outdated(known: Collection[Endpoint]) -> list[Endpoint]:
-    """Those of `known` by which their nodes are dialled no more: revoked, re-paired, moved; in bulk."""
+    """Return those of `known` that are out of date: the node was revoked, re-paired or moved; in bulk."""
     ids = [one.node_id for one in known]
     now = _endpoints(Node.objects.exclude(lifecycle=REVOKED).filter(pk__in=ids).only(*_DIALLED))
     return [one for one in known if now.get(one.node_id) != one]
@@ -127,7 +127,7 @@ def _endpoints(nodes: Iterable[Node], identity: TlsIdentity | None = None) -> di
 
 
 def _pins(nodes: Mapping[str, Node]) -> dict[str, frozenset[str]]:
-    """The keys each node may show: current and next of an approved one, pending of one that waits."""
+    """Return the keys that each node may present: current and next of an approved one, pending of a pending one."""
     found: dict[str, set[str]] = {}
     rows = NodePin.objects.filter(node_id__in=list(nodes)).values_list("node_id", "slot", "spki_sha256")
     for node_id, slot, spki in rows:

@@ -1,4 +1,4 @@
-"""One thread at a time writes for many: what waits together shares one transaction, so one flush of the disk."""
+"""One thread at a time writes for many: waiting writes share one transaction, and so one flush of the disk."""
 
 import asyncio
 import threading
@@ -16,13 +16,13 @@ R = TypeVar("R")
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 32
-"""Pieces in one transaction: nobody else waits for more than these."""
+"""Pieces in one transaction: a caller waits for no more than these."""
 
 _Piece = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class GroupWriter:
-    """Pieces of work that write, each in a savepoint of its own: one that raises undoes itself and none of the others.
+    """Pieces of work that write, each in a savepoint of its own: one that raises undoes only itself.
 
     A piece may run twice, when the transaction that it shared could not be committed; nothing is left of the first run.
     """
@@ -34,7 +34,7 @@ class GroupWriter:
         self._busy = False
 
     async def run(self, work: Callable[[], R]) -> R:
-        """Do `work`; it is committed when this returns."""
+        """Run `work`; it is committed when this returns."""
         future: Future[Any] = Future()
         with self._lock:
             self._waiting.append((work, future))
@@ -60,12 +60,14 @@ class GroupWriter:
 
 
 def together(works: list[Callable[[], Any]]) -> "list[Future[Any]]":
-    """Do all of `works` in one transaction; what became of each. When that cannot be committed, each in its own."""
+    """Run all of `works` in one transaction, and return the result of each. When that cannot be committed, run each
+    alone.
+    """
     try:
         with transaction.atomic():
             return [_tried(work, shared=True) for work in works]
     except Exception:
-        log.warning("what shared a transaction is written one by one", pieces=len(works), exc_info=True)
+        log.warning("a shared transaction failed; writing its parts one by one", pieces=len(works), exc_info=True)
         return [_tried(work, shared=False) for work in works]
 
 
@@ -75,7 +77,7 @@ def _tried(work: Callable[[], Any], *, shared: bool) -> "Future[Any]":
         with transaction.atomic():
             done.set_result(work())
     except Exception as error:
-        # A deadlock or a lost connection is the whole transaction's end, and nobody's own fault.
+        # A deadlock or a lost connection fails the whole transaction, and no single piece caused it.
         if shared and isinstance(error, OperationalError | InterfaceError):
             raise
         done.set_exception(error)

@@ -2,7 +2,7 @@
 
 from nodes.models.authority import Authority, MasterIdentity
 from nodes.models.lease import Lease
-from nodes.models.node import Gpu, Node, NodeCondition
+from nodes.models.node import Gpu, Node, NodeCondition, NodeWitness
 from nodes.models.pin import NodePin, RevokedKey
 from nodes.models.rotation import CaRotation, CaRotationNode
 from nodes.models.telemetry import TelemetryProgress, TelemetrySample
@@ -19,6 +19,7 @@ __all__ = [
     "Node",
     "NodeCondition",
     "NodePin",
+    "NodeWitness",
     "RevokedKey",
     "TelemetryProgress",
     "TelemetrySample",

@@ -6,9 +6,9 @@ from django.db import models
 class Authority(models.Model):
     """A CA certificate and its sealed key.
 
-    Slots: current signs; next and previous are trusted beside it during a rotation; withdrawn is still accepted of
-    nodes that have not changed yet, but given to none; retired is a certificate without its key, kept to tell which
-    nodes were left behind.
+    Slots: current signs; next and previous are trusted beside it during a rotation; withdrawn is still accepted from
+    nodes that have not changed yet, but given to none; retired is a certificate without its key, kept to identify the
+    nodes that were left behind.
     """
 
     CURRENT = "current"
@@ -40,7 +40,7 @@ class MasterIdentity(models.Model):
     singleton = models.BooleanField(default=True, unique=True)
     epoch = models.BigIntegerField(default=1)
     instance_id = models.CharField(max_length=64)
-    bound_to = models.CharField(max_length=64, help_text="Digest of machine id and data folder (a copy must not pass).")
+    bound_to = models.CharField(max_length=64, help_text="Digest of machine id and data folder (a copy differs).")
     client_cert_pem = models.TextField()
     client_key_sealed = models.BinaryField()
     client_spki = models.CharField(max_length=64)
@@ -48,8 +48,11 @@ class MasterIdentity(models.Model):
     enroll_cert_pem = models.TextField()
     enroll_key_sealed = models.BinaryField()
     fenced_reason = models.CharField(max_length=300, blank=True, default="")
+    stood_down_at = models.DateTimeField(
+        null=True, blank=True, help_text="Fenced by an owner since then; only an owner takes over again."
+    )
     claimed_by = models.CharField(
-        max_length=40, blank=True, default="", help_text="The takeover or continuation that made this claim."
+        max_length=40, blank=True, default="", help_text="The takeover or continuation that created this claim."
     )
     takeover_id = models.CharField(max_length=40, blank=True, default="", help_text="The last takeover.")
     takeovers_done = models.JSONField(default=list, blank=True, help_text="Ids of one-time takeovers that completed.")

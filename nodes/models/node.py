@@ -1,4 +1,4 @@
-"""A machine of the fleet, its GPUs, and the reasons for which it is not entirely well."""
+"""A machine of the fleet, its GPUs, and the reasons for which it is degraded."""
 
 from django.db import models
 
@@ -7,31 +7,31 @@ from nodes.states import APPROVED, LIFECYCLE, ONLINE, REACHABILITY
 
 
 class NodeQuerySet(models.QuerySet["Node"]):
-    """Questions asked of many nodes."""
+    """Queries over many nodes."""
 
     def not_revoked(self) -> "NodeQuerySet":
-        """Nodes that an operator still knows of."""
+        """Return the nodes that are not revoked."""
         return self.exclude(lifecycle="revoked")
 
     def approved(self) -> "NodeQuerySet":
-        """Nodes that the master may command."""
+        """Return the nodes that the master may command."""
         return self.filter(lifecycle=APPROVED)
 
     def serving(self) -> "NodeQuerySet":
-        """Approved nodes that answer now."""
+        """Return the approved nodes that are reachable now."""
         return self.approved().filter(reachability=ONLINE)
 
 
 class Node(models.Model):
-    """One machine. `lifecycle`, `draining` and settings are wanted; `reachability` and `seen_*` are observed.
+    """One machine. `lifecycle`, `draining` and settings are desired; `reachability` and `seen_*` are observed.
 
-    Only `nodes.registry` and `nodes.enrollment` write what is wanted; only `nodes.reachability` writes what is seen.
+    Only `nodes.registry` and `nodes.enrollment` write desired columns; only `nodes.reachability` writes observed ones.
     """
 
     id = models.SlugField(primary_key=True, max_length=40)
     uid = models.UUIDField(unique=True, default=new_uid, editable=False)
     display_name = models.CharField(max_length=100, blank=True, default="")
-    address = models.CharField(max_length=255, help_text="Where the master dials the agent.")
+    address = models.CharField(max_length=255, help_text="Address that the master connects to.")
     port = models.PositiveIntegerField(default=9443)
     lifecycle = models.CharField(max_length=16, choices=LIFECYCLE.choices, default="pending", db_index=True)
     draining = models.BooleanField(default=False)
@@ -43,7 +43,7 @@ class Node(models.Model):
     default_image_digest = models.CharField(max_length=80, blank=True, default="")
     default_llama_image = models.CharField(max_length=255, blank=True, default="")
     default_llama_image_digest = models.CharField(max_length=80, blank=True, default="")
-    machine = models.JSONField(default=dict, blank=True, help_text="What the node said of itself when it enrolled.")
+    machine = models.JSONField(default=dict, blank=True, help_text="The node's own description from its enrollment.")
     request_address = models.CharField(max_length=64, blank=True, default="")
     enrolled_at = models.DateTimeField(null=True, blank=True)
     approved_at = models.DateTimeField(null=True, blank=True)
@@ -54,7 +54,7 @@ class Node(models.Model):
     reachability_reason = models.CharField(max_length=500, blank=True, default="")
     last_seen_at = models.DateTimeField(null=True, blank=True)
     machine_id_hash = models.CharField(
-        max_length=64, blank=True, default="", help_text="The machine that showed the node's key first."
+        max_length=64, blank=True, default="", help_text="The machine that presented the node's key first."
     )
     boot_id = models.CharField(max_length=64, blank=True, default="")
     seq = models.BigIntegerField(default=0)
@@ -63,8 +63,11 @@ class Node(models.Model):
     protocol = models.PositiveSmallIntegerField(null=True, blank=True)
     held_epoch = models.BigIntegerField(null=True, blank=True)
     held_instance = models.CharField(max_length=64, blank=True, default="")
+    refused_instance = models.CharField(
+        max_length=64, blank=True, default="", help_text="The instance id of our claim that the node refused last."
+    )
     takeover_id = models.CharField(
-        max_length=40, blank=True, default="", help_text="The takeover after which this node is still not ours."
+        max_length=40, blank=True, default="", help_text="The takeover that has not reached this node yet."
     )
     takeover_epoch = models.BigIntegerField(
         null=True, blank=True, help_text="Our epoch then; the node reconnects by itself only from below it."
@@ -73,9 +76,9 @@ class Node(models.Model):
     capabilities = models.JSONField(default=dict, blank=True, help_text="The last `Capabilities`, as on the wire.")
     host = models.JSONField(default=dict, blank=True, help_text="The last `HostStatus`, as on the wire.")
     warnings = models.JSONField(default=list, blank=True)
-    status_at = models.DateTimeField(null=True, blank=True, help_text="When the last status came.")
+    status_at = models.DateTimeField(null=True, blank=True, help_text="Time of the last status.")
     engines = models.JSONField(
-        default=list, blank=True, help_text="Engines that the last status told of: instance, model, state."
+        default=list, blank=True, help_text="Engines in the last status: instance, model, state."
     )
 
     objects = NodeQuerySet.as_manager()
@@ -94,12 +97,12 @@ class Node(models.Model):
 
     @property
     def name(self) -> str:
-        """What pages call the node."""
+        """The name that pages show."""
         return self.display_name or self.id
 
 
 class Gpu(models.Model):
-    """A GPU of a node, by UUID; the index is a label. `seen` fields are observed, None is unknown."""
+    """A GPU of a node, by UUID; the index is a label. `seen` columns are observed, None is unknown."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="gpus")
     uuid = models.CharField(max_length=80)
@@ -120,7 +123,7 @@ class Gpu(models.Model):
 
 
 class NodeCondition(models.Model):
-    """A reason for which a node reads Degraded. Written by whoever knows; `source` owns its rows."""
+    """A reason for which a node is Degraded. `source` owns its rows."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="conditions")
     source = models.CharField(max_length=40)
@@ -137,3 +140,18 @@ class NodeCondition(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node_id}: {self.code}"
+
+
+class NodeWitness(models.Model):
+    """A node as a witness of the audit log, as it answered last."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="witness")
+    view = models.JSONField(default=dict, help_text="The last `WitnessView`, as on the wire.")
+    agrees = models.BooleanField(default=True, help_text="The node holds a head of the present log.")
+    at = models.DateTimeField()
+
+    class Meta:
+        verbose_name_plural = "node witnesses"
+
+    def __str__(self) -> str:
+        return f"{self.node_id} as a witness"

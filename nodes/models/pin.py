@@ -1,4 +1,4 @@
-"""Keys that the master knows nodes by."""
+"""Keys by which the master knows nodes."""
 
 from django.db import models
 
@@ -6,7 +6,7 @@ from nodes.models.node import Node
 
 
 class NodePin(models.Model):
-    """The SPKI SHA-256 (lower hex) that a node must show. Slot pending until approval, then current."""
+    """The SPKI SHA-256 (lower hex) that a node must present. Slot pending until approval, then current."""
 
     PENDING = "pending"
     CURRENT = "current"
@@ -30,7 +30,7 @@ class NodePin(models.Model):
 
 
 class RevokedKey(models.Model):
-    """A key that never comes back."""
+    """A key that is revoked for good."""
 
     spki_sha256 = models.CharField(max_length=64, primary_key=True)
     node_id_text = models.CharField(max_length=40)

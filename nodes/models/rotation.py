@@ -1,4 +1,4 @@
-"""A rotation of the fleet's CA, and how far each node has come in it."""
+"""A rotation of the fleet's CA, and the progress of each node in it."""
 
 from django.db import models
 
@@ -9,8 +9,8 @@ from nodes.states import CA_ROTATION
 class CaRotation(models.Model):
     """One rotation, open while `finished_at` is empty. `id` is that of the operation that drives it.
 
-    The two sides are the CA that stood before (`old_`) and the one that takes its place (`new_`). Keys are sealed and
-    are dropped with the end of the rotation; certificates stay.
+    The two sides are the CA before the rotation (`old_`) and its replacement (`new_`). Keys are sealed and are deleted
+    at the end of the rotation; certificates stay.
     """
 
     id = models.CharField(primary_key=True, max_length=40)
@@ -19,7 +19,7 @@ class CaRotation(models.Model):
     started_at = models.DateTimeField()
     finished_at = models.DateTimeField(null=True, blank=True)
     close_asked_at = models.DateTimeField(
-        null=True, blank=True, help_text="From then on a node that does not answer is left behind."
+        null=True, blank=True, help_text="From then on a node that does not respond is left behind."
     )
     one_at_a_time = models.BooleanField(default=True, editable=False)
 
@@ -35,8 +35,8 @@ class CaRotation(models.Model):
     old_enroll_key_sealed = models.BinaryField(null=True)
     new_enroll_pem = models.TextField()
     new_enroll_key_sealed = models.BinaryField(null=True)
-    probe_old_pem = models.TextField(help_text="The new client key under the old CA: what a closed node refuses.")
-    probe_new_pem = models.TextField(help_text="The old client key under the new CA: what a node rolled back refuses.")
+    probe_old_pem = models.TextField(help_text="The new client key under the old CA: a closed node refuses it.")
+    probe_new_pem = models.TextField(help_text="The old client key under the new CA: a node rolled back refuses it.")
 
     class Meta:
         ordering = ("-started_at",)
@@ -54,13 +54,13 @@ class CaRotation(models.Model):
 
 
 class CaRotationNode(models.Model):
-    """What was observed of one node in one rotation. It counts only for the key that it was observed of (`spki`)."""
+    """Observations of one node in one rotation. They count only for the key that they were made with (`spki`)."""
 
     rotation = models.ForeignKey(CaRotation, on_delete=models.CASCADE, related_name="nodes")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="ca_rotations")
     spki = models.CharField(max_length=64, blank=True, default="")
     done_stage = models.CharField(max_length=16, blank=True, default="", help_text="The last stage it has passed.")
-    told = models.BooleanField(default=False, help_text="It was asked to trust something else since the beginning.")
+    told = models.BooleanField(default=False, help_text="It was asked to trust another CA since the start.")
     tried_at = models.DateTimeField(null=True, blank=True)
     problem = models.CharField(max_length=300, blank=True, default="")
     outcome = models.CharField(

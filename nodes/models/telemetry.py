@@ -1,14 +1,14 @@
-"""What nodes measured, over time: raw, by the minute, by the hour."""
+"""Measurements of nodes over time: raw, by the minute, by the hour."""
 
 from django.db import models
 
 
 class TelemetrySample(models.Model):
-    """What one node said of itself in one stretch of time that began at `at`.
+    """Measurements of one node in one interval that began at `at`.
 
-    `step` is 0 for what was said (the first word of each interval), else the length of the stretch in seconds, over
-    which `samples` words were averaged. `data` is made and read by `nodes.telemetry.values` alone. A stretch in which
-    nothing was heard has no row.
+    `step` is 0 for a raw status (the first of each interval), else the length of the interval in seconds, over which
+    `samples` statuses were averaged. `data` is created and read by `nodes.telemetry.values` alone. An interval without
+    a status has no row.
     """
 
     RAW = 0
@@ -32,7 +32,7 @@ class TelemetrySample(models.Model):
 
 
 class TelemetryProgress(models.Model):
-    """Up to when samples were averaged into stretches of `step` seconds; all before `until` is done."""
+    """The moment up to which samples were averaged into intervals of `step` seconds; all before `until` is done."""
 
     step = models.PositiveSmallIntegerField(primary_key=True)
     until = models.DateTimeField()

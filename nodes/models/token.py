@@ -31,7 +31,7 @@ class JoinToken(models.Model):
 
 
 class TokenAttempt(models.Model):
-    """Wrong tries of one peer on one token id; the token itself is never locked for others."""
+    """Wrong attempts of one peer on one token id; the token itself is never locked for other peers."""
 
     token_id_text = models.CharField(max_length=64)
     peer = models.CharField(max_length=64)

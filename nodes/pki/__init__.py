@@ -1,1 +1,1 @@
-"""Keys and certificates: the fleet's authority, the master's own identities, what nodes are issued."""
+"""Keys and certificates: the fleet's CA, the master's own identities, and the certificates of nodes."""

@@ -1,6 +1,6 @@
-"""Making of the fleet's authority and of the master's identities, once; renewing of the master's certificates.
+"""Creation of the fleet's CA and of the master's identities, once; renewal of the master's certificates.
 
-And the one way to another CA without a rotation: the present one is replaced as it is, and every node re-paired.
+And the one way to another CA without a rotation: the present one is replaced, and every node is re-paired.
 """
 
 import ipaddress
@@ -14,6 +14,7 @@ import structlog
 from cryptography import x509
 from django.db import IntegrityError, transaction
 
+from agent.common.keys import key_from_pem, key_to_pem, new_key, spki_of
 from agent.wire.base import ENROLL_SERVER_NAME
 from audit import log as audit_log
 from mirbad.kernel import clock
@@ -36,7 +37,6 @@ from nodes.pki.certs import (
     to_pem,
     with_leaf,
 )
-from nodes.pki.keys import key_from_pem, key_to_pem, new_key, spki_of
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-
 
 
 def ensure() -> MasterIdentity:
-    """The master's identity, made with the CA in one transaction when there is none; safe to call from every process.
+    """Return the master's identity, created with the CA in one transaction if there is none; safe in every process.
 
     Also renews the master's own certificates in time (the keys, and so the pins, stay) and binds the instance id to
     this installation (see `nodes.fencing.bind_instance`).
@@ -61,29 +61,29 @@ def ensure() -> MasterIdentity:
 
 
 def ensure_for_listener() -> MasterIdentity:
-    """`ensure`, and the enroll certificate carries every host name and address of this machine.
+    """Do `ensure`, and put every host name and address of this machine into the enroll certificate.
 
-    For the process that listens: on several hosts the others' addresses mean nothing to a joining node.
+    For the process that listens: on several hosts the addresses of the others are of no use to a joining node.
     """
     row = ensure()
     return store.master() if _renew(row, frozenset(enroll_hosts())) else row
 
 
 def ca_hashes() -> tuple[str, ...]:
-    """``sha256:<hex>`` of each CA that a joining node may meet, the issuing one first."""
+    """Return ``sha256:<hex>`` of each CA that a joining node may meet, the issuing one first."""
     return store.trust().hashes
 
 
 def enroll_hosts() -> tuple[str, ...]:
-    """Host names and addresses under which a node may reach the enroll listener, sorted."""
+    """Return the host names and addresses under which a node may reach the enroll listener, sorted."""
     configured = settings()
-    names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), *configured.hosts, *own_addresses()}
+    names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), *configured.names, *own_addresses()}
     names.add(urlsplit(configured.enroll_url).hostname or "")
     return (ENROLL_SERVER_NAME, *sorted(filter(None, map(_clean, names)))[:_NAMES_LIMIT])
 
 
 def _clean(host: str) -> str | None:
-    """`host` as a certificate may carry it: an address in its short form or a lower-case DNS name; else None."""
+    """Return `host` in the form for a certificate: a short address or a lower-case DNS name; else None."""
     text = host.strip().strip("[]").lower().removesuffix(".")
     try:
         address = ipaddress.ip_address(text)
@@ -93,10 +93,10 @@ def _clean(host: str) -> str | None:
 
 
 def replace(issuer: Issuer, reason: str) -> list[str]:
-    """Put `issuer` in the place of every CA there is, without a cross certificate and without dual trust.
+    """Replace every CA by `issuer`, without a cross certificate and without dual trust.
 
-    No node trusts it: each has to be re-paired, and they are returned. What is under way for joins and rotations is
-    ended. In the caller's transaction. Raises MasterFenced.
+    No node trusts it: each has to be re-paired, and they are returned. Open joins and rotations are ended. In the
+    caller's transaction. Raises MasterFenced.
     """
     fencing.require_unfenced()
     now, row = clock.now(), MasterIdentity.objects.select_for_update().get()
@@ -105,7 +105,7 @@ def replace(issuer: Issuer, reason: str) -> list[str]:
     Authority.objects.filter(pk=former.pk).update(slot=Authority.RETIRED, key_sealed=None)
     _store(issuer)
     MasterIdentity.objects.filter(pk=row.pk).update(**_identities(issuer, now), updated_at=now)
-    # Their answers and commands name the former CA.
+    # Their responses and commands name the former CA.
     JoinToken.objects.filter(expires_at__gt=now).update(expires_at=now)
     left = members.strand_all(reason)
     log.critical("replaced the fleet's certificate authority", sha256=fingerprint(issuer.cert), reason=reason)
@@ -113,21 +113,21 @@ def replace(issuer: Issuer, reason: str) -> list[str]:
 
 
 def fresh_issuer() -> Issuer:
-    """A new CA, stored nowhere yet."""
+    """Return a new CA that is not stored."""
     key = new_key()
     return Issuer(make_ca(key, clock.now()), key)
 
 
 def _follow_files() -> None:
-    """Another CA in the files of the settings takes the place of the one that is stored."""
+    """Replace the stored CA when the settings name other CA files."""
     current = Authority.objects.filter(slot=Authority.CURRENT).values_list("sha256", flat=True).first()
     try:
         if fingerprint(outside.certificate()) == current:
             return
         issuer = outside.issuer()
     except Unavailable as error:
-        # What is stored goes on: nodes must not be lost to a file that is missing for a moment.
-        log.error("the configured CA cannot be used; the stored one stays", why=error.detail)
+        # The stored CA stays in use: nodes must not be lost to a file that is missing for a moment.
+        log.error("the configured CA cannot be used; keeping the stored one", why=error.detail)
         return
     with transaction.atomic():
         left = replace(issuer, "the configured CA was replaced")
@@ -140,14 +140,14 @@ def _create() -> None:
     issuer = outside.issuer() if outside.is_configured() else fresh_issuer()
     try:
         with transaction.atomic():
-            # Both rows are unique: of processes that start at the same moment one wins, the others take what it made.
+            # Both rows are unique: of processes that start at the same moment one wins, the others read its rows.
             _store(issuer)
             MasterIdentity.objects.create(
                 instance_id=fencing.new_instance_id(), bound_to=fencing.installation(), **_identities(issuer, now)
             )
     except IntegrityError:
         return
-    log.info("made the fleet's certificate authority", sha256=fingerprint(issuer.cert))
+    log.info("created the fleet's certificate authority", sha256=fingerprint(issuer.cert))
 
 
 def _store(issuer: Issuer) -> None:
@@ -160,7 +160,7 @@ def _store(issuer: Issuer) -> None:
 
 
 def _identities(issuer: Issuer, now: datetime) -> dict[str, Any]:
-    """Fresh keys and certificates of the master under `issuer`, as columns."""
+    """Return fresh keys and certificates of the master under `issuer`, as columns."""
     client_key, enroll_key = new_key(), new_key()
     return {
         "client_cert_pem": to_pem(issue_master_client(issuer, client_key.public_key(), now)),
@@ -189,11 +189,11 @@ def _renew(row: MasterIdentity, hosts: frozenset[str]) -> bool:
         return False
     same = {column: getattr(row, column) for column in fresh}
     if MasterIdentity.objects.filter(pk=row.pk, **same).update(**fresh, updated_at=now):
-        log.info("renewed certificates of the master", which=sorted(fresh))
+        log.info("renewed the master's certificates", which=sorted(fresh))
     return True
 
 
 def _is_due(cert: x509.Certificate, now: datetime) -> bool:
-    """Whether a fresh certificate would help: none outlives the authority that signs it."""
+    """Return whether a fresh certificate would help: none outlives the authority that signs it."""
     end = cert.not_valid_after_utc
     return end - now < RENEW_BEFORE and max(end, now) < from_pem(store.trust().bundle[0]).not_valid_after_utc

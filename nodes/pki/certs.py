@@ -1,4 +1,4 @@
-"""Certificates of the fleet. Pure: keys, names and the time come in, certificates come out.
+"""Certificates of the fleet. Pure: from keys, names and the time.
 
 Each kind may do one thing: agents serve, the master calls, the enroll listener serves under its own name. All of them
 pass OpenSSL's strict checks (`ssl.VERIFY_X509_STRICT`).
@@ -34,39 +34,39 @@ class Issuer:
 
 
 def to_pem(cert: x509.Certificate) -> str:
-    """The certificate as PEM text."""
+    """Return the certificate as PEM text."""
     return cert.public_bytes(Encoding.PEM).decode("ascii")
 
 
 def from_pem(pem: str) -> x509.Certificate:
-    """The first certificate in `pem`. ValueError when there is none."""
+    """Return the first certificate in `pem`. ValueError when there is none."""
     return x509.load_pem_x509_certificate(pem.encode("ascii"))
 
 
 def with_leaf(pem: str, leaf: x509.Certificate) -> str:
-    """`pem`, a certificate and perhaps the cross certificate behind it, with `leaf` in the place of the first."""
+    """Replace the first certificate of `pem` by `leaf`; a cross certificate behind it stays."""
     _, end, rest = pem.partition("-----END CERTIFICATE-----\n")
     return to_pem(leaf) + (rest if end else "")
 
 
 def leaf_only(pem: str) -> str:
-    """The first certificate of `pem`, as PEM."""
+    """Return the first certificate of `pem`, as PEM."""
     return to_pem(from_pem(pem))
 
 
 def fingerprint(cert: x509.Certificate) -> str:
-    """SHA-256 of the certificate's DER, lower hex: the CA hash of a join command, without its ``sha256:``."""
+    """Return the SHA-256 of the certificate's DER, lower hex: the CA hash of a join command, without ``sha256:``."""
     return hashlib.sha256(cert.public_bytes(Encoding.DER)).hexdigest()
 
 
 def node_uri(uid: str) -> str:
-    """The URI name in the certificate of the node with `uid`."""
+    """Return the URI name in the certificate of the node with `uid`."""
     return f"mirbad://node/{uid}"
 
 
 def make_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    """A self-signed root. No path length: a cross certificate must fit under it in a rotation."""
-    # The name carries a part of the key, so that two roots of one fleet never share a name while both are trusted.
+    """Return a self-signed root. No path length: a cross certificate must fit under it in a rotation."""
+    # The name includes a part of the key, so that two roots of one fleet never share a name while both are trusted.
     label = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()[:12]
     name = _name(f"Mirbad fleet CA {label}")
     builder = _start(name, name, key.public_key(), key.public_key(), now - CA_BACKDATE, now + CA_LIFE)
@@ -76,10 +76,10 @@ def make_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
 
 
 def cross_sign(issuer: Issuer, authority: x509.Certificate, now: datetime) -> x509.Certificate:
-    """`authority` (another root) signed by `issuer`: who trusts the issuer alone accepts what that root signs."""
+    """Sign `authority` (another root) by `issuer`: a peer that trusts only the issuer then accepts both."""
     key = authority.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise TypeError("the key of a CA is an elliptic-curve key")
+        raise TypeError("a CA key must be an elliptic-curve key")
     not_after = min(issuer.cert.not_valid_after_utc, authority.not_valid_after_utc)
     builder = _start(authority.subject, issuer.cert.subject, key, issuer.key.public_key(), now - CA_BACKDATE, not_after)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
@@ -88,7 +88,7 @@ def cross_sign(issuer: Issuer, authority: x509.Certificate, now: datetime) -> x5
 
 
 def is_issued_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether `cert` was issued by `authority`: its issuer's name and key id are that CA's."""
+    """Return whether `cert` was issued by `authority`: its issuer's name and key id are that CA's."""
     if cert.issuer != authority.subject:
         return False
     try:
@@ -102,7 +102,7 @@ def is_issued_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
 def issue_node(
     issuer: Issuer, key: ec.EllipticCurvePublicKey, uid: str, now: datetime, life: timedelta = AGENT_LIFE
 ) -> x509.Certificate:
-    """The certificate of an agent: it may serve, under the name and URI of its uid, and do nothing else."""
+    """Issue the certificate of an agent: it may serve, under the name and URI of its uid, and nothing else."""
     names: list[x509.GeneralName] = [
         x509.DNSName(node_server_name(uid)),
         x509.UniformResourceIdentifier(node_uri(uid)),
@@ -111,7 +111,7 @@ def issue_node(
 
 
 def issue_master_client(issuer: Issuer, key: ec.EllipticCurvePublicKey, now: datetime) -> x509.Certificate:
-    """The certificate with which the master calls agents: it may call, and cannot pose as an agent."""
+    """Issue the certificate with which the master calls agents: it may call, and cannot pose as an agent."""
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier("mirbad://master")]
     return _leaf(issuer, key, "Mirbad master", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, MASTER_LIFE)
 
@@ -119,14 +119,14 @@ def issue_master_client(issuer: Issuer, key: ec.EllipticCurvePublicKey, now: dat
 def issue_enroll(
     issuer: Issuer, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], now: datetime
 ) -> x509.Certificate:
-    """The certificate of the enroll listener: its fixed name first, then host names and addresses it is known by."""
+    """Issue the certificate of the enroll listener: its fixed name first, then the host names and addresses."""
     names: list[x509.GeneralName] = [x509.DNSName(ENROLL_SERVER_NAME)]
     names += [_general_name(host) for host in hosts if host != ENROLL_SERVER_NAME]
     return _leaf(issuer, key, "Mirbad enrollment", names, ExtendedKeyUsageOID.SERVER_AUTH, now, MASTER_LIFE)
 
 
 def hosts_of(cert: x509.Certificate) -> frozenset[str]:
-    """The DNS names and addresses that `cert` is valid for."""
+    """Return the DNS names and addresses that `cert` is valid for."""
     try:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,4 +1,4 @@
-"""How far each node has come in a CA rotation: what was observed of it, and what is said of it on pages."""
+"""The progress of each node in a CA rotation: its observations, and its conditions on pages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _PROBLEM_LENGTH = 300
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node that has a key, in the rotation that is open. `issuer` is the SHA-256 of the CA of its certificate."""
+    """A node that has a key, in the open rotation. `issuer` is the SHA-256 of the CA of its certificate."""
 
     node_id: str
     name: str
@@ -33,26 +33,26 @@ class Member:
     record: CaRotationNode
 
     def has_passed(self, stage: str) -> bool:
-        """Whether it has passed `stage` with the key that it has now."""
+        """Return whether the node has passed `stage` with its present key."""
         return self.record.done_stage == stage and self.record.spki == self.spki
 
     def was_tried_since(self, moment: datetime) -> bool:
-        """Whether something was tried with it at or after `moment`."""
+        """Return whether an attempt was made on the node at or after `moment`."""
         return self.record.tried_at is not None and self.record.tried_at >= moment
 
     def may_hold_new(self, rotation: CaRotation) -> bool:
-        """Whether it may have learnt of the new CA: it was told, or enrolled since the beginning."""
+        """Return whether the node may know the new CA: it was given it, or enrolled since the start."""
         return self.record.told or self.pinned_at >= rotation.started_at
 
 
 def read(rotation: CaRotation) -> list[Member]:
-    """Every node with a key that is not revoked; three statements."""
+    """Return every node with a key that is not revoked; three statements."""
     authorities = list(Authority.objects.all())
     records = {record.node_id: record for record in CaRotationNode.objects.filter(rotation=rotation)}
     found = []
     for pin in _pins():
         known = records.get(pin.node_id)
-        # What was observed of another key says nothing of this one: the node was re-paired or has rotated since.
+        # Observations of another key do not count: the node was re-paired or has rotated since.
         record = known or CaRotationNode(rotation=rotation, node_id=pin.node_id)
         found.append(
             Member(
@@ -69,8 +69,8 @@ def read(rotation: CaRotation) -> list[Member]:
     return found
 
 
-def note_told(rotation: CaRotation, node_ids: list[str]) -> None:
-    """Keep, before it is done, that these nodes are told of the new CA: a crash after it must not hide that."""
+def note_given_ca(rotation: CaRotation, node_ids: list[str]) -> None:
+    """Record that these nodes are given the new CA, before the call: a crash after it must not hide that."""
     known = CaRotationNode.objects.filter(rotation=rotation, node_id__in=node_ids)
     known.filter(told=False).update(told=True)
     missing = set(node_ids) - set(known.values_list("node_id", flat=True))
@@ -79,7 +79,7 @@ def note_told(rotation: CaRotation, node_ids: list[str]) -> None:
 
 
 def note(member: Member, *, passed: str = "", problem: str = "") -> None:
-    """Keep what became of a try with a node: the stage that it `passed`, or the `problem` that it has."""
+    """Record the result of an attempt on a node: the `stage` that it passed, or its `problem`."""
     columns: dict[str, object] = {"tried_at": clock.now(), "problem": problem[:_PROBLEM_LENGTH]}
     if passed:
         columns |= {"done_stage": passed, "spki": member.spki}
@@ -88,18 +88,18 @@ def note(member: Member, *, passed: str = "", problem: str = "") -> None:
     )
 
 
-def tell(rotation: CaRotation, members: list[Member]) -> None:
-    """Say of each node that has not committed a certificate under the new CA that it has not; one statement if true."""
+def update_conditions(rotation: CaRotation, members: list[Member]) -> None:
+    """Set the condition of each node without a committed certificate under the new CA; one statement if true."""
     goal = rotation.old_sha256 if rotation.stage == CA_ROLLING_BACK else rotation.new_sha256
-    wanted = {member.node_id: _pending(rotation, member) for member in members if member.issuer != goal}
-    _write(wanted)
+    conditions_by_node = {member.node_id: _pending(rotation, member) for member in members if member.issuer != goal}
+    _write(conditions_by_node)
 
 
 def settle(rotation: CaRotation, members: list[Member]) -> tuple[list[str], list[str]]:
-    """Name those that are left behind when `rotation` ends now, in the caller's transaction: stranded, leftover.
+    """Record the nodes left behind when `rotation` ends now, in the caller's transaction; return stranded, leftover.
 
-    A stranded node's certificate is of the CA that goes: it has to be re-paired. A leftover one trusts that CA still,
-    and is told otherwise when it answers again.
+    A stranded node's certificate is of the CA that is removed: the node has to be re-paired. A leftover one still
+    trusts that CA, and is updated when it responds again.
     """
     back = rotation.stage == CA_ROLLING_BACK
     goal = rotation.old_sha256 if back else rotation.new_sha256
@@ -119,23 +119,23 @@ def settle(rotation: CaRotation, members: list[Member]) -> tuple[list[str], list
     _write(
         {
             **{member.node_id: _stranded(words) for member in stranded},
-            **{member.node_id: _leftover() for member in leftover},
+            **{member.node_id: _trusts_former_ca() for member in leftover},
         }
     )
     return [member.node_id for member in stranded], [member.node_id for member in leftover]
 
 
 def strand_all(reason: str) -> list[str]:
-    """Say of every node that it has to be re-paired, since `reason`; in the caller's transaction."""
+    """Set the condition of every node that it has to be re-paired for `reason`; in the caller's transaction."""
     node_ids = [pin.node_id for pin in _pins()]
     _write({node_id: _stranded(reason) for node_id in node_ids})
     return node_ids
 
 
 def tidy() -> list[str]:
-    """Take back what no longer holds of nodes that were left behind: they were re-paired, revoked or told since.
+    """Clear conditions of nodes left behind that no longer apply: re-paired, revoked or updated since.
 
-    Returns the nodes that still trust a former CA beside the present one.
+    Return the nodes that still trust a former CA beside the present one.
     """
     said = dict(NodeCondition.objects.filter(source=SOURCE).values_list("node_id", "code"))
     if not said or CaRotation.objects.filter(finished_at=None).exists():
@@ -154,14 +154,14 @@ def tidy() -> list[str]:
 
 
 def caught_up(node_id: str) -> None:
-    """The node trusts the present CA alone."""
+    """Record that the node trusts the present CA alone."""
     conditions.replace(node_id, SOURCE, [])
 
 
 def _pending(rotation: CaRotation, member: Member) -> conditions.Condition:
-    under = "the CA that stays" if rotation.stage == CA_ROLLING_BACK else "the new CA"
+    under = "the kept CA" if rotation.stage == CA_ROLLING_BACK else "the new CA"
     which = f"CA rotation {rotation.pk} is open (stage {rotation.stage})"
-    return conditions.Condition(PENDING_CODE, f"{which}, and this node has not committed a certificate under {under}.")
+    return conditions.Condition(PENDING_CODE, f"{which}, and this node has no certificate under {under} yet.")
 
 
 def _stranded(reason: str) -> conditions.Condition:
@@ -170,22 +170,22 @@ def _stranded(reason: str) -> conditions.Condition:
     )
 
 
-def _leftover() -> conditions.Condition:
+def _trusts_former_ca() -> conditions.Condition:
     return conditions.Condition(
-        LEFTOVER_CODE, "It still trusts a former CA beside the present one. It is told otherwise when it answers."
+        LEFTOVER_CODE, "The node still trusts a former CA beside the present one. It is updated when it responds."
     )
 
 
-def _write(wanted: Mapping[str, conditions.Condition]) -> None:
+def _write(conditions_by_node: Mapping[str, conditions.Condition]) -> None:
     stored = {row.node_id: (row.code, row.detail) for row in NodeCondition.objects.filter(source=SOURCE)}
-    for node_id in stored.keys() - wanted.keys():
+    for node_id in stored.keys() - conditions_by_node.keys():
         conditions.replace(node_id, SOURCE, [])
-    for node_id, condition in wanted.items():
+    for node_id, condition in conditions_by_node.items():
         if stored.get(node_id) != (condition.code, condition.detail):
             conditions.replace(node_id, SOURCE, [condition])
 
 
 def _pins() -> list[NodePin]:
-    """The pin that counts of each node that is not revoked: current once approved, pending before."""
+    """Return the pin that counts of each node that is not revoked: current once approved, pending before."""
     rows = NodePin.objects.filter(node__in=Node.objects.not_revoked()).select_related("node")
     return [pin for pin in rows if pin.slot == (NodePin.CURRENT if pin.node.lifecycle == APPROVED else NodePin.PENDING)]

@@ -1,4 +1,4 @@
-"""A CA that comes from outside: its certificate and key in two files that the settings name."""
+"""A CA from outside: its certificate and key in two files that the settings name."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent.common.keys import BadKey, is_p256, key_from_pem, spki_of
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 from nodes.pki.certs import Issuer
-from nodes.pki.keys import key_from_pem, spki_of
 
 log = structlog.get_logger(__name__)
 
@@ -19,12 +19,12 @@ _MODE_OTHERS = 0o077
 
 
 def is_configured() -> bool:
-    """Whether the settings name a CA."""
+    """Return whether the settings name a CA."""
     return settings().pki_ca_cert_file is not None
 
 
 def certificate() -> x509.Certificate:
-    """The CA certificate that the settings name. Raises Unavailable with what is wrong with it."""
+    """Return the CA certificate that the settings name. Raises Unavailable with the problem."""
     path = settings().pki_ca_cert_file
     if path is None:
         raise Unavailable(f"{_CERT} is not set.")
@@ -37,20 +37,20 @@ def certificate() -> x509.Certificate:
 
 
 def issuer() -> Issuer:
-    """The CA that the settings name, with its key. Raises Unavailable with what is wrong with it."""
+    """Return the CA that the settings name, with its key. Raises Unavailable with the problem."""
     cert, path = certificate(), settings().pki_ca_key_file
     if path is None:
-        raise Unavailable(f"{_CERT} is set without {_KEY}; the master has to sign with that CA.")
+        raise Unavailable(f"{_CERT} is set without {_KEY}, which the master needs to sign.")
     data = _read(path, _KEY)
     try:
         key = key_from_pem(data)
-    except (ValueError, TypeError) as error:
-        raise Unavailable(f"{_KEY}: give an elliptic-curve key as PEM, without a password.") from error
+    except BadKey as error:
+        raise Unavailable(f"{_KEY}: {error}. Use a P-256 key as PEM without a password.") from error
     public = cert.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey) or spki_of(public) != spki_of(key.public_key()):
-        raise Unavailable(f"{_KEY} does not hold the key of the certificate in {_CERT}.")
+        raise Unavailable(f"{_KEY} is not the key of the certificate in {_CERT}.")
     if path.stat().st_mode & _MODE_OTHERS:
-        log.warning("others on this machine may read the CA's key; make it 0600", path=str(path))
+        log.warning("the CA's key is readable by other users; set its mode to 0600", path=str(path))
     return Issuer(cert, key)
 
 
@@ -62,9 +62,9 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _check(cert: x509.Certificate) -> None:
-    """Raises ValueError with what keeps `cert` from being the fleet's CA."""
+    """Raise ValueError with the reason why `cert` cannot be the fleet's CA."""
     public = cert.public_key()
-    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+    if not is_p256(public):
         raise ValueError("the CA's key must be P-256")
     try:
         basic = cert.extensions.get_extension_for_class(x509.BasicConstraints).value
@@ -73,8 +73,8 @@ def _check(cert: x509.Certificate) -> None:
     except x509.ExtensionNotFound as error:
         raise ValueError("the CA certificate lacks basicConstraints, keyUsage or subjectKeyIdentifier") from error
     if not basic.ca or not usage.key_cert_sign:
-        raise ValueError("the certificate may not sign others; it is no CA's")
+        raise ValueError("the certificate is not a CA certificate")
     if cert.issuer != cert.subject:
-        raise ValueError("give a root; a certificate that another CA signed is not one")
+        raise ValueError("the certificate must be a self-signed root")
     if not cert.not_valid_before_utc <= clock.now() < cert.not_valid_after_utc:
         raise ValueError(f"the CA is valid from {cert.not_valid_before_utc} to {cert.not_valid_after_utc}, not now")

@@ -1,4 +1,4 @@
-"""The fleet's CA and its rotation as people and programs read it. A constant number of statements."""
+"""The fleet's CA and its rotation for people and programs. A constant number of statements."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +11,7 @@ from nodes.states import CA_ROLLING_BACK, RE_PAIR
 
 @dataclass(frozen=True, slots=True)
 class Ca:
-    """One CA that stands. `slot` says what it is for (`nodes.models.Authority`)."""
+    """One valid CA. `slot` is its role (`nodes.models.Authority`)."""
 
     slot: str
     sha256: str
@@ -20,7 +20,7 @@ class Ca:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """One node in a rotation. `state` is done, waiting, stranded or leftover; `problem` says what it waits for."""
+    """One node in a rotation. `state` is done, waiting, stranded or leftover; `problem` is the reason why it waits."""
 
     node_id: str
     name: str
@@ -30,7 +30,7 @@ class NodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RotationProgress:
     """The CAs, and the newest rotation if there was one."""
 
     authorities: tuple[Ca, ...]
@@ -41,38 +41,33 @@ class Progress:
 
     @property
     def is_open(self) -> bool:
-        """Whether a rotation is open."""
+        """Return whether a rotation is open."""
         return self.rotation is not None and self.rotation.finished_at is None
 
     @property
-    def can_start(self) -> bool:
-        """Whether one may begin."""
-        return not self.is_open and not self.configured
-
-    @property
     def can_roll_back(self) -> bool:
-        """Whether there is a way back."""
+        """Return whether the rotation can be rolled back."""
         return self.rotation is not None and self.is_open and self.rotation.stage in rotation.CAN_ROLL_BACK
 
     @property
     def can_close(self) -> bool:
-        """Whether nodes that do not answer may be left behind."""
+        """Return whether nodes that do not respond may be left behind."""
         found = self.rotation
         return found is not None and self.is_open and found.stage in rotation.CAN_CLOSE and found.close_asked_at is None
 
     @property
     def done(self) -> int:
-        """Nodes that have passed the present stage."""
+        """The number of nodes that have passed the present stage."""
         return sum(node.state == "done" for node in self.nodes)
 
 
-def read() -> Progress:
-    """How the CA stands now."""
+def read() -> RotationProgress:
+    """Return the present CAs and the newest rotation."""
     rows = Authority.objects.exclude(slot=Authority.RETIRED)
     authorities = tuple(Ca(row.slot, row.sha256, from_pem(row.cert_pem).not_valid_after_utc) for row in rows)
     found = rotation.last()
     stranded = NodeCondition.objects.filter(source=members.SOURCE, code=RE_PAIR)
-    return Progress(
+    return RotationProgress(
         authorities=tuple(sorted(authorities, key=lambda ca: ca.slot)),
         configured=outside.is_configured(),
         rotation=found,
@@ -82,7 +77,7 @@ def read() -> Progress:
 
 
 def of_node(node_id: str) -> NodeProgress | None:
-    """How far one node has come in the rotation that is open; None when none is, or the node has no key."""
+    """Return the progress of one node in the open rotation; None when none is open, or the node has no key."""
     found = rotation.opened()
     return next((node for node in _nodes(found) if node.node_id == node_id), None) if found is not None else None
 
@@ -100,7 +95,7 @@ def _nodes(found: CaRotation) -> tuple[NodeProgress, ...]:
             member.node_id,
             member.name,
             "done" if member.has_passed(found.stage) else "waiting",
-            member.record.problem or ("" if member.issuer == goal else "It was not looked at yet."),
+            member.record.problem or ("" if member.issuer == goal else "Not checked yet."),
             member.record.tried_at,
         )
         for member in sorted(members.read(found), key=lambda member: member.node_id)

@@ -1,26 +1,27 @@
-"""Another key for one node, in two phases: which keys the master accepts meanwhile, and when a renewal is due.
+"""A new key for one node, in two phases: the keys that the master accepts meanwhile, and the time of a renewal.
 
-The pin ``next`` stands from before the node is given the certificate until the node was seen with it, or said that it
-has dropped it. Only then does one of the two pins go: a crash anywhere leaves the key that the node shows accepted.
+The pin ``next`` is valid from before the node is given the certificate until the node was observed with it, or reported
+that it has dropped it. Only then is one of the two pins deleted: a crash anywhere leaves the key that the node presents
+accepted.
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 
 from django.db import transaction
 
+from agent.common.keys import spki_of
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
-from mirbad.kernel.errors import Conflict, NotFound
-from mirbad.live import hints
-from nodes.errors import NodeRevoked
+from mirbad.kernel.errors import Conflict
+from mirbad.live import invalidations
+from nodes.errors import NodeRevoked, no_such_node
 from nodes.models import Node, NodePin, RevokedKey
 from nodes.pki import store
 from nodes.pki.certs import LEAF_BACKDATE, from_pem, issue_node, to_pem
-from nodes.pki.keys import csr_public_key, spki_of
+from nodes.pki.signing_requests import csr_public_key
 from nodes.states import APPROVED, REVOKED
 
 _RENEW_AT = 60 / 90
@@ -30,7 +31,7 @@ _RETRY_AT_MOST = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A certificate that a node is to be given. `bundle` is what it must chain to, PEM."""
+    """A certificate for a node. `bundle` is the PEM of the CAs that it must chain to."""
 
     spki: str
     chain: tuple[str, ...]
@@ -38,17 +39,17 @@ class Staged:
 
 
 def current_spki(node_id: str) -> str:
-    """The key that the node is known by. Raises NotFound, NodeRevoked, Conflict (not approved, or no key)."""
+    """Return the key that the node is known by. Raises NotFound, NodeRevoked, Conflict (not approved, or no key)."""
     node = Node.objects.filter(pk=node_id).first()
     if node is None:
-        raise NotFound(f"There is no node {node_id}.")
+        raise no_such_node(node_id)
     if node.lifecycle == REVOKED:
         raise NodeRevoked(f"Node {node_id} is revoked.")
     if node.lifecycle != APPROVED:
         raise Conflict(f"Node {node_id} waits for approval. Approve it first.")
     pin = NodePin.objects.filter(node=node, slot=NodePin.CURRENT).first()
     if pin is None:
-        raise Conflict(f"Node {node_id} has no key that the master knows. Re-pair it.")
+        raise Conflict(f"Node {node_id} has no known key. Re-pair it.")
     return pin.spki_sha256
 
 
@@ -56,7 +57,7 @@ def stage(node_id: str, csr_pem: str, base_spki: str) -> Staged:
     """Issue a certificate for the key of `csr_pem` and accept that key beside the present one, `base_spki`.
 
     In one transaction; the same key again gives the certificate that was issued. Raises Conflict when the node has
-    another key than `base_spki` by now, `keys.BadRequestToSign`, what `current_spki` raises.
+    another key than `base_spki` by now, BadRequestToSign, and the errors of `current_spki`.
     """
     key = csr_public_key(csr_pem)
     spki = spki_of(key)
@@ -67,7 +68,7 @@ def stage(node_id: str, csr_pem: str, base_spki: str) -> Staged:
         if pin is not None and pin.spki_sha256 == spki:
             return Staged(spki, (pin.cert_pem,), bundle)
         if RevokedKey.objects.filter(pk=spki).exists() or NodePin.objects.filter(spki_sha256=spki).exists():
-            raise Conflict(f"Node {node_id} offers a key that is in use or was revoked. Begin the rotation anew.")
+            raise Conflict(f"Node {node_id} offers a key that is in use or was revoked. Start the rotation again.")
         cert = issue_node(store.issuer(), key, str(node.uid), clock.now(), settings().agent_certificate_life)
         NodePin.objects.update_or_create(
             node=node,
@@ -84,13 +85,13 @@ def stage(node_id: str, csr_pem: str, base_spki: str) -> Staged:
 
 
 def staged(node_id: str) -> Staged | None:
-    """The certificate that waits for the node; None when there is none."""
+    """Return the certificate that waits for the node; None when there is none."""
     pin = NodePin.objects.filter(node_id=node_id, slot=NodePin.NEXT).first()
     return None if pin is None else Staged(pin.spki_sha256, (pin.cert_pem,), store.trust().bundle)
 
 
 def commit(node_id: str, spki: str) -> bool:
-    """The node was seen with key `spki`: it is the one key of the node from now on. False when it was so already.
+    """Make `spki` the one key of the node, which was observed with it. False when it was so already.
 
     In the caller's transaction. Raises Conflict when the node has neither (it was re-paired meanwhile).
     """
@@ -99,7 +100,7 @@ def commit(node_id: str, spki: str) -> bool:
     if current is not None and current.spki_sha256 == spki:
         return False
     if waiting is None or waiting.spki_sha256 != spki:
-        raise Conflict(f"Node {node_id} got another key meanwhile.")
+        raise Conflict(f"Node {node_id} has another key by now.")
     NodePin.objects.filter(node_id=node_id, slot=NodePin.CURRENT).delete()
     NodePin.objects.filter(pk=waiting.pk).update(slot=NodePin.CURRENT)
     Node.objects.filter(pk=node_id).update(cert_not_after=waiting.cert_not_after)
@@ -108,7 +109,7 @@ def commit(node_id: str, spki: str) -> bool:
 
 
 def drop(node_id: str, spki: str) -> bool:
-    """The node said that it has no key `spki` (any more): accept it no longer. In the caller's transaction."""
+    """Stop accepting key `spki`, which the node no longer has. In the caller's transaction."""
     gone, _ = NodePin.objects.filter(node_id=node_id, slot=NodePin.NEXT, spki_sha256=spki).delete()
     if gone:
         _announce(node_id)
@@ -116,11 +117,13 @@ def drop(node_id: str, spki: str) -> bool:
 
 
 def renewal_at(pin: NodePin) -> datetime | None:
-    """When the certificate of `pin` is to be renewed: at two thirds of its life, a little earlier or later by key."""
+    """Return the time at which the certificate of `pin` is renewed: two thirds of its life, a little earlier or later
+    by key.
+    """
     return _renewal_at(pin.cert_pem, pin.spki_sha256) if pin.cert_pem else None
 
 
-# A list of a fleet asks for every node, each time.
+# A list of a fleet calls this for every node, each time.
 @lru_cache(maxsize=4096)
 def _renewal_at(cert_pem: str, spki_sha256: str) -> datetime:
     cert = from_pem(cert_pem)
@@ -131,12 +134,12 @@ def _renewal_at(cert_pem: str, spki_sha256: str) -> datetime:
 
 
 def retry_after() -> timedelta:
-    """How long after a renewal that failed the next one is tried: an hour, less for short lives."""
+    """Return the delay between a failed renewal and the next attempt: an hour, less for short lives."""
     return min(_RETRY_AT_MOST, settings().agent_certificate_life / 24)
 
 
 def due(now: datetime) -> list[str]:
-    """Approved nodes whose certificate is to be renewed, the most urgent first; one statement."""
+    """Return the approved nodes whose certificate is due for renewal, the most urgent first; one statement."""
     left = settings().agent_certificate_life * (1 - _RENEW_AT + _JITTER)
     pins = NodePin.objects.filter(
         slot=NodePin.CURRENT, node__lifecycle=APPROVED, cert_not_after__lte=now + left
@@ -144,17 +147,12 @@ def due(now: datetime) -> list[str]:
     return [pin.node_id for pin in pins if (at := renewal_at(pin)) is not None and at <= now]
 
 
-def current_pins(node_ids: Iterable[str]) -> dict[str, NodePin]:
-    """The current pin of each node; one statement."""
-    return {pin.node_id: pin for pin in NodePin.objects.filter(slot=NodePin.CURRENT, node_id__in=list(node_ids))}
-
-
 def _locked(node_id: str, base_spki: str) -> Node:
     node = Node.objects.select_for_update().filter(pk=node_id).first()
     if node is None or current_spki(node_id) != base_spki:
-        raise Conflict(f"Node {node_id} got another key meanwhile.")
+        raise Conflict(f"Node {node_id} has another key by now.")
     return node
 
 
 def _announce(node_id: str) -> None:
-    transaction.on_commit(lambda: hints.changed("nodes", node_id), robust=True)
+    transaction.on_commit(lambda: invalidations.changed("nodes", node_id), robust=True)

@@ -1,7 +1,7 @@
-"""A rotation of the fleet's CA: its material, and its moves. What is called at agents stands in `jobs.kinds`.
+"""A rotation of the fleet's CA: its material, and its transitions. The calls to agents are in `jobs.kinds`.
 
-Every move is one guarded change of the stage with all that belongs to it, in one transaction: a crash leaves the stage
-before it or the one after it. Private keys are sealed, and dropped at the end.
+Every transition is one guarded change of the stage with all that belongs to it, in one transaction: a crash leaves the
+stage before it or the one after it. Private keys are sealed, and deleted at the end.
 """
 
 import hashlib
@@ -11,14 +11,15 @@ import structlog
 from cryptography import x509
 from django.db import connection, transaction
 
+from agent.common.keys import key_from_pem, key_to_pem, new_key, spki_of
 from agent.wire.enroll import MasterSpki
-from agent.wire.pki import TrustOrder
+from agent.wire.pki import TrustUpdate
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict
 from mirbad.kernel.guarded import transition
 from mirbad.kernel.seal import unseal
-from mirbad.live import hints
+from mirbad.live import invalidations
 from nodes import fencing
 from nodes.models import Authority, CaRotation, MasterIdentity
 from nodes.pki import store
@@ -35,7 +36,6 @@ from nodes.pki.certs import (
     make_ca,
     to_pem,
 )
-from nodes.pki.keys import key_from_pem, key_to_pem, new_key, spki_of
 from nodes.pki.tls import TlsIdentity
 from nodes.states import (
     CA_AGENTS_ROTATING,
@@ -56,29 +56,29 @@ log = structlog.get_logger(__name__)
 BEFORE_REISSUE = frozenset({CA_STARTED, CA_AGENTS_TRUSTING})
 CAN_ROLL_BACK = CA_ROTATION.sources(CA_ROLLING_BACK)
 CAN_CLOSE = frozenset({CA_MASTER_REISSUED, CA_AGENTS_ROTATING, CA_CLOSING, CA_ROLLING_BACK})
-"""In these a person may say that nodes which do not answer are left behind."""
+"""The stages at which a person may leave behind nodes that do not respond."""
 
 
 def opened() -> CaRotation | None:
-    """The rotation that is open now."""
+    """Return the open rotation."""
     return CaRotation.objects.filter(finished_at=None).first()
 
 
 def last() -> CaRotation | None:
-    """The newest rotation, open or over."""
+    """Return the newest rotation, open or over."""
     return CaRotation.objects.order_by("-started_at").first()
 
 
 def require_startable() -> None:
-    """Raises Conflict when no rotation may begin now, MasterFenced."""
+    """Raise Conflict when no rotation may start now, MasterFenced."""
     fencing.require_unfenced()
     if settings().pki_ca_cert_file is not None:
         raise Conflict(
-            "The CA comes from outside (MIRBAD_PKI_CA_CERT_FILE). Replace those files, restart, and re-pair the nodes."
+            "The CA is configured (MIRBAD_PKI_CA_CERT_FILE). Replace those files, restart, and re-pair the nodes."
         )
     found = opened()
     if found is not None:
-        raise Conflict(f"CA rotation {found.pk} is open at {found.stage}; it has to end first.")
+        raise Conflict(f"CA rotation {found.pk} is open at {found.stage}. Finish it first.")
     if Authority.objects.exclude(slot__in=(Authority.CURRENT, Authority.RETIRED)).exists():
         raise Conflict(
             "The master trusts more than one CA although no rotation is open. Restore the database from a snapshot."
@@ -86,9 +86,9 @@ def require_startable() -> None:
 
 
 def begin(rotation_id: str) -> CaRotation:
-    """Make the new CA and all that the master will need of it, in the caller's transaction.
+    """Create the new CA and all material that the master needs for it, in the caller's transaction.
 
-    Raises what `require_startable` raises, Unavailable.
+    Raises the errors of `require_startable`, Unavailable.
     """
     row = MasterIdentity.objects.select_for_update().get()
     require_startable()
@@ -98,7 +98,7 @@ def begin(rotation_id: str) -> CaRotation:
     cross = to_pem(cross_sign(old, new.cert, now))
     old_client_key = key_from_pem(unseal(bytes(row.client_key_sealed), store.CLIENT_KEY))
     hosts = sorted(hosts_of(from_pem(row.enroll_cert_pem)))
-    # A certificate that is retired from an earlier rotation gives its place up.
+    # A certificate that an earlier rotation retired frees its slot.
     Authority.objects.filter(slot=Authority.RETIRED).delete()
     Authority.objects.create(
         slot=Authority.NEXT,
@@ -123,13 +123,13 @@ def begin(rotation_id: str) -> CaRotation:
         **_kept(row),
     )
     MasterIdentity.objects.filter(pk=row.pk).update(next_spki=rotation.new_client_spki, updated_at=now)
-    log.warning("CA rotation begins", rotation=rotation.pk, old=rotation.old_sha256, new=rotation.new_sha256)
+    log.warning("CA rotation started", rotation=rotation.pk, old=rotation.old_sha256, new=rotation.new_sha256)
     _announce()
     return rotation
 
 
 def move(rotation: CaRotation, target: str) -> None:
-    """Move to `target` with all that belongs to it, in one transaction. Conflict when another one moved it before."""
+    """Move to `target` with all that belongs to it, in one transaction. Conflict when another process was faster."""
     now = clock.now()
     with transaction.atomic():
         row = MasterIdentity.objects.select_for_update().get()
@@ -154,7 +154,7 @@ def move(rotation: CaRotation, target: str) -> None:
 
 
 def ask_to_close(rotation: CaRotation) -> bool:
-    """Wait no longer for nodes that do not answer; says whether that is new. Conflict when it is too early."""
+    """Stop waiting for nodes that do not respond; return whether that is new. Conflict when it is too early."""
     if rotation.stage not in CAN_CLOSE:
         raise Conflict(
             f"CA rotation {rotation.pk} is at {rotation.stage}. It can be closed early once the master has its new "
@@ -164,32 +164,34 @@ def ask_to_close(rotation: CaRotation) -> bool:
     return bool(rows.update(close_asked_at=clock.now()))
 
 
-def order() -> TrustOrder:
-    """What a node has to trust now, and the keys of the master that it has to know: what a joining one is given."""
+def order() -> TrustUpdate:
+    """Return the CAs that a node has to trust now, and the master's keys that it has to know: the order for a joining
+    node.
+    """
     row = store.master()
-    return TrustOrder(
+    return TrustUpdate(
         ca_bundle=store.trust().bundle,
         master_spki=MasterSpki(current=row.client_spki, next=row.next_spki or None),
     )
 
 
 def bundle_hash(bundle: Sequence[str]) -> str:
-    """The hash under which an agent reports that it has loaded `bundle` (PEM): the order does not matter."""
+    """Return the hash under which an agent reports that it has loaded `bundle` (PEM); the order does not matter."""
     return hashlib.sha256("\n".join(sorted(fingerprint(from_pem(pem)) for pem in bundle)).encode()).hexdigest()
 
 
 def new_identity(rotation: CaRotation) -> TlsIdentity:
-    """The master's certificate under the new CA, with its cross certificate."""
+    """Return the master's certificate under the new CA, with its cross certificate."""
     return _identity(rotation.new_client_pem, rotation.new_client_key_sealed)
 
 
 def old_identity(rotation: CaRotation) -> TlsIdentity:
-    """The master's certificate from before the rotation."""
+    """Return the master's certificate from before the rotation."""
     return _identity(rotation.old_client_pem, rotation.old_client_key_sealed)
 
 
 def withdrawn_identity(rotation: CaRotation) -> TlsIdentity:
-    """A certificate that nodes must refuse: of the CA that is withdrawn, for the very key that they know.
+    """Return a certificate that nodes must refuse: of the withdrawn CA, for the very key that they know.
 
     Only its CA can be the reason for which it is refused.
     """
@@ -199,7 +201,7 @@ def withdrawn_identity(rotation: CaRotation) -> TlsIdentity:
 
 
 def authority_of(cert: x509.Certificate, authorities: Sequence[Authority]) -> str:
-    """SHA-256 of the authority of `authorities` that issued `cert`; empty when none of them did."""
+    """Return the SHA-256 of the authority of `authorities` that issued `cert`; empty when none did."""
     return next((row.sha256 for row in authorities if is_issued_by(cert, from_pem(row.cert_pem))), "")
 
 
@@ -220,8 +222,8 @@ def _kept(row: MasterIdentity) -> dict[str, object]:
 
 
 def _reissue(rotation: CaRotation, row: MasterIdentity) -> None:
-    """The new CA signs from now on, and the master shows its certificates."""
-    # Read again: the old certificates may have been renewed since the beginning.
+    """Sign with the new CA from now on, and present its certificates of the master."""
+    # Read again: the old certificates may have been renewed since the start.
     CaRotation.objects.filter(pk=rotation.pk).update(**_kept(row))
     _rename(Authority.CURRENT, Authority.PREVIOUS)
     _rename(Authority.NEXT, Authority.CURRENT)
@@ -237,19 +239,19 @@ def _reissue(rotation: CaRotation, row: MasterIdentity) -> None:
 
 
 def _begin_closing(rotation: CaRotation, row: MasterIdentity) -> None:
-    """The old CA is given to nobody any more, nor the old key of the master."""
+    """Give the old CA to no node any more, nor the old key of the master."""
     _rename(Authority.PREVIOUS, Authority.WITHDRAWN)
     _show(row, next_spki="")
 
 
 def _close(rotation: CaRotation, row: MasterIdentity) -> None:
-    """The old key is destroyed, its certificate is kept."""
+    """Destroy the old key; its certificate is kept."""
     Authority.objects.filter(slot=Authority.WITHDRAWN).update(slot=Authority.RETIRED, key_sealed=None)
     _show(row, client_cert_pem=leaf_only(row.client_cert_pem), enroll_cert_pem=leaf_only(row.enroll_cert_pem))
 
 
 def _begin_roll_back(rotation: CaRotation, row: MasterIdentity) -> None:
-    """The old CA signs (again), and the new one is given to nobody."""
+    """Sign with the old CA (again), and give the new one to no node."""
     if rotation.stage in BEFORE_REISSUE:
         _rename(Authority.NEXT, Authority.WITHDRAWN)
         _show(row, next_spki="")
@@ -283,7 +285,7 @@ _EFFECTS: dict[str, Callable[[CaRotation, MasterIdentity], None]] = {
 
 
 def abandon(row: MasterIdentity) -> None:
-    """End an open rotation because its CAs are replaced as they are, in the caller's transaction."""
+    """End an open rotation because its CAs are replaced, in the caller's transaction."""
     now = clock.now()
     CaRotation.objects.filter(finished_at=None).update(
         stage=CA_REPLACED,
@@ -300,7 +302,7 @@ def abandon(row: MasterIdentity) -> None:
 
 def _rename(slot: str, to: str) -> None:
     if not Authority.objects.filter(slot=slot).update(slot=to):
-        raise Conflict(f"There is no {slot} CA to become the {to} one; the rotation cannot go on.")
+        raise Conflict(f"There is no {slot} CA to become the {to} one; the rotation cannot continue.")
 
 
 def _show(row: MasterIdentity, **columns: object) -> None:
@@ -308,11 +310,11 @@ def _show(row: MasterIdentity, **columns: object) -> None:
 
 
 def _announce() -> None:
-    transaction.on_commit(lambda: hints.changed("nodes"), robust=True)
+    transaction.on_commit(lambda: invalidations.changed("nodes"), robust=True)
 
 
 def _forget_pages() -> None:
-    """Let SQLite's log not keep the pages that held a destroyed key; a snapshot made before keeps them all the same."""
+    """Truncate SQLite's log, which holds pages with a destroyed key; an older snapshot still has them."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,13 +1,13 @@
-"""Reading of authorities and the master's own identities; private keys are sealed in their rows."""
+"""Authorities and the master's own identities, read from their rows, in which private keys are sealed."""
 
 from dataclasses import dataclass
 
+from agent.common.keys import key_from_pem
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.seal import seal, unseal
 from nodes.models import Authority, MasterIdentity
 from nodes.pki.certs import Issuer, from_pem
-from nodes.pki.keys import key_from_pem
 from nodes.pki.tls import TlsIdentity
 
 CA_KEY = "nodes.authority.key"
@@ -17,7 +17,7 @@ ENROLL_KEY = "nodes.master.enroll-key"
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The CAs that stand now. `bundle` is PEM, the issuing CA first; `hashes` are ``sha256:<hex>`` in that order.
+    """The CAs that are valid now. `bundle` is PEM, the issuing CA first; `hashes` are ``sha256:<hex>`` in that order.
 
     `leads` are those of them that the master's own certificates lead to; the next CA has signed none of them yet.
     """
@@ -28,28 +28,28 @@ class Trust:
 
 
 def seal_key(pem: bytes, purpose: str) -> bytes:
-    """A private key as its row keeps it."""
+    """Return a private key in its stored form."""
     return seal(pem, purpose)
 
 
 def issuer() -> Issuer:
-    """The CA that signs now.
+    """Return the CA that signs now.
 
     Raises Unavailable before `authority.ensure` and after the CA expired, SealBroken under another secret key.
     """
     row = Authority.objects.filter(slot=Authority.CURRENT).first()
     if row is None or row.key_sealed is None:
-        raise Unavailable("The fleet has no certificate authority yet. Start the master once, then try again.")
+        raise Unavailable("The fleet has no CA yet. Start the master once, then try again.")
     cert = from_pem(row.cert_pem)
     if cert.not_valid_after_utc <= clock.now():
         raise Unavailable(
-            f"The fleet's certificate authority expired on {cert.not_valid_after_utc:%Y-%m-%d}; it signs nothing more."
+            f"The fleet's certificate authority expired on {cert.not_valid_after_utc:%Y-%m-%d}. Rotate or replace it."
         )
     return Issuer(cert, key_from_pem(unseal(bytes(row.key_sealed), CA_KEY)))
 
 
 def trust() -> Trust:
-    """What nodes must trust: the current CA, then the next and the previous one while a rotation is open."""
+    """Return the CAs that nodes must trust: the current one, then the next and the previous one during a rotation."""
     ordered = _standing(Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS)
     return Trust(
         tuple(row.cert_pem for row in ordered),
@@ -59,7 +59,7 @@ def trust() -> Trust:
 
 
 def accepted() -> tuple[str, ...]:
-    """The CAs, PEM, of which the master accepts a node: those of `trust`, and one that is being withdrawn."""
+    """Return the CAs, PEM, of which the master accepts a node: those of `trust`, and one that is being withdrawn."""
     slots = (Authority.CURRENT, Authority.NEXT, Authority.PREVIOUS, Authority.WITHDRAWN)
     return tuple(row.cert_pem for row in _standing(*slots))
 
@@ -70,18 +70,18 @@ def _standing(*slots: str) -> list[Authority]:
 
 
 def master() -> MasterIdentity:
-    """The row of this master. Raises Unavailable before `authority.ensure`."""
+    """Return the row of this master. Raises Unavailable before `authority.ensure`."""
     row = MasterIdentity.objects.first()
     if row is None:
-        raise Unavailable("The master has no identity yet. Start it once, then try again.")
+        raise Unavailable("The master has no identity yet. Start the master once, then try again.")
     return row
 
 
 def client_identity(row: MasterIdentity) -> TlsIdentity:
-    """The certificate and key with which the master calls agents."""
+    """Return the certificate and key with which the master calls agents."""
     return TlsIdentity((row.client_cert_pem,), unseal(bytes(row.client_key_sealed), CLIENT_KEY))
 
 
 def enroll_identity(row: MasterIdentity, bundle: tuple[str, ...]) -> TlsIdentity:
-    """What the enroll listener shows. The root is part of the chain: a joining node compares its hash."""
+    """Return the enroll listener's identity. The root is part of the chain: a joining node compares its hash."""
     return TlsIdentity((row.enroll_cert_pem, *bundle), unseal(bytes(row.enroll_key_sealed), ENROLL_KEY))

@@ -1,4 +1,4 @@
-"""Server and client contexts from certificates and keys that live in the database, not in files."""
+"""Server and client contexts from certificates and keys in the database instead of files."""
 
 import os
 import ssl
@@ -20,13 +20,14 @@ class TlsIdentity:
 
 
 class BrokenIdentity(Exception):
-    """A chain and key that do not serve: they do not belong together, or nobody who trusts the CA would accept them."""
+    """A chain and key that do not work: they do not match, or no peer that trusts the CA would accept them."""
 
 
 def load_identity(context: ssl.SSLContext, identity: TlsIdentity) -> None:
-    """Give `context` a certificate and key. Raises BrokenIdentity when they do not fit each other.
+    """Load a certificate and key into `context`. Raises BrokenIdentity when they do not match.
 
-    OpenSSL's Python face reads them from files only; these are files of memory, so that a key never meets a disk.
+    OpenSSL's Python interface reads them from files only; these are files in memory, so that a key never reaches a
+    disk.
     """
     with _memory_file("".join(identity.chain).encode() + identity.key_pem) as path:
         try:
@@ -36,7 +37,7 @@ def load_identity(context: ssl.SSLContext, identity: TlsIdentity) -> None:
 
 
 def server_context(identity: TlsIdentity) -> ssl.SSLContext:
-    """A TLS 1.3 server context without client certificates, without session tickets."""
+    """Return a TLS 1.3 server context without client certificates, without session tickets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
@@ -47,7 +48,7 @@ def server_context(identity: TlsIdentity) -> ssl.SSLContext:
 
 
 def trusting_context(ca_bundle: Sequence[str]) -> ssl.SSLContext:
-    """A TLS 1.3 client context that trusts exactly `ca_bundle`, never the system's roots, with strict checks."""
+    """Return a TLS 1.3 client context that trusts exactly `ca_bundle`, never the system's roots, with strict checks."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
@@ -58,19 +59,19 @@ def trusting_context(ca_bundle: Sequence[str]) -> ssl.SSLContext:
 
 
 def prove(server: ssl.SSLContext, ca_bundle: Sequence[str], server_name: str) -> None:
-    """Shake hands with `server` in memory, as a client of each CA on its own would. Raises BrokenIdentity."""
+    """Do a handshake with `server` in memory, as a client of each CA on its own. Raises BrokenIdentity."""
     for ca in ca_bundle:
         client = trusting_context((ca,))
         try:
             _shake_hands(client, server, server_name)
         except ssl.SSLError as error:
-            raise BrokenIdentity(f"a client that trusts the CA refuses the new certificate ({error})") from error
+            raise BrokenIdentity(f"a client that trusts the CA rejects the new certificate ({error})") from error
 
 
 class SwappingContext:
     """A front context whose certificate is swapped whole; the context that handshakes run on is never changed itself.
 
-    `context` is what the listening socket uses for its whole life.
+    The listening socket uses `context` for its whole life.
     """
 
     def __init__(self, first: ssl.SSLContext) -> None:
@@ -87,7 +88,7 @@ class SwappingContext:
         connection.context = self._inner
 
     def swap(self, fresh: ssl.SSLContext) -> None:
-        """Use `fresh` from the next handshake on; `prove` it first."""
+        """Use `fresh` from the next handshake on; call `prove` on it first."""
         self._inner = fresh
 
 
@@ -106,7 +107,7 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, server_name: st
             ends.remove(end)
         if not ends:
             return
-    raise ssl.SSLError("the handshake does not come to an end")
+    raise ssl.SSLError("the handshake does not complete")
 
 
 @contextmanager

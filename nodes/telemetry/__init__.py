@@ -1,4 +1,4 @@
-"""What nodes measure of themselves: now, and over time."""
+"""Measurements of nodes: now, and over time."""
 
 from nodes.telemetry.now import NodeTelemetry, latest
 

@@ -1,4 +1,4 @@
-"""What a node measured over a time, in even steps. A step in which nothing was heard is None: a gap, never 0."""
+"""Measurements of a node over a period, in even steps. A step without a status is None: a gap, never 0."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import InvalidRequest
 from nodes.models import Gpu, TelemetrySample
-from nodes.telemetry.keep import floor
 from nodes.telemetry.rollup import done_until
+from nodes.telemetry.store import floor
 from nodes.telemetry.values import average
 
 RAW, MINUTE, HOUR = TelemetrySample.RAW, TelemetrySample.MINUTE, TelemetrySample.HOUR
@@ -24,7 +24,7 @@ Values = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class GpuHistory:
-    """One card, or a slice. `models` is memory by model id; each tuple has one value a step."""
+    """One card, or a slice. `models` is memory by model id; each tuple has one value per step."""
 
     uuid: str
     index: int | None
@@ -41,7 +41,7 @@ class GpuHistory:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A node from `start` to `end`; `times` are the beginnings of the steps."""
+    """A node from `start` to `end`; `times` are the starts of the steps."""
 
     node_id: str
     start: datetime
@@ -54,13 +54,13 @@ class History:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing at all was heard in that time."""
+        """True when no status arrived in the period."""
         return not any(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time that can be answered, and the step for it in seconds."""
+    """A valid period, and its step in seconds."""
 
     start: datetime
     end: datetime
@@ -68,12 +68,12 @@ class Span:
 
 
 def span(start: datetime | None, end: datetime | None, step: int | None) -> Span:
-    """The time that was asked for, by default the last hour. InvalidRequest names each bound that it breaks."""
+    """Return the requested period, by default the last hour. InvalidRequest names each bound that is broken."""
     now = clock.now()
     end = now if end is None else min(end, now)
     start = end - timedelta(hours=1) if start is None else start
     if start >= end:
-        raise _refused("from", "from must lie before to, and not in the future.")
+        raise _refused("from", "from must be before to, and not in the future.")
     seconds = (end - start).total_seconds()
     finest = finest_step(start, now)
     if step is None:
@@ -81,10 +81,10 @@ def span(start: datetime | None, end: datetime | None, step: int | None) -> Span
         step = next((one for one in _STEPS if one >= wanted), LONGEST_STEP)
     elif not finest <= step <= LONGEST_STEP:
         raise _refused(
-            "step", f"step must be a whole number of seconds from {finest} to {LONGEST_STEP} for values so old."
+            "step", f"step must be a whole number of seconds from {finest} to {LONGEST_STEP} for values of that age."
         )
     if seconds / step > MOST_POINTS:
-        raise _refused("step", f"That is more than {MOST_POINTS} values; ask for a longer step or a shorter time.")
+        raise _refused("step", f"That is more than {MOST_POINTS} values; use a longer step or a shorter period.")
     return Span(start, end, step)
 
 
@@ -93,7 +93,7 @@ def _refused(name: str, message: str) -> InvalidRequest:
 
 
 def finest_step(start: datetime, now: datetime) -> int:
-    """The shortest step in which values from `start` on are still kept, in seconds."""
+    """Return the shortest step in seconds for which values from `start` on are still kept."""
     kept = settings()
     age = now - start
     if age <= kept.telemetry_raw:
@@ -102,7 +102,7 @@ def finest_step(start: datetime, now: datetime) -> int:
 
 
 def read(node_id: str, asked: Span) -> History:
-    """What the node measured, in six statements at most."""
+    """Return the node's measurements, in six statements at most."""
     length = timedelta(seconds=asked.step)
     begin = floor(asked.start, length)
     count = max(1, -(-int((asked.end - begin).total_seconds()) // asked.step))
@@ -126,7 +126,7 @@ def read(node_id: str, asked: Span) -> History:
 
 
 def _rows(node_id: str, begin: datetime, asked: Span) -> Iterable[tuple[datetime, int, Any]]:
-    """What there is for it: averages as long as they are done, then what they will be made of."""
+    """Yield the stored rows of a step: averages as far as they are done, then the rows that they will be made from."""
     steps = [one for one in (HOUR, MINUTE) if one <= asked.step]
     start = begin
     for step in steps:
@@ -145,7 +145,7 @@ def _of(node_id: str, step: int, start: datetime, end: datetime) -> Iterable[tup
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> Callable[[str], Values]:
-    """A function that gives the values of one name, one a row."""
+    """Return a function that gives the values of one name, one per row."""
     kept = tuple(rows)
     return lambda name: tuple(row.get(name) for row in kept)
 
@@ -178,9 +178,9 @@ def _gpus(node_id: str, rows: Sequence[Mapping[str, Any]]) -> tuple[GpuHistory, 
 
 
 def moment(text: str, name: str) -> datetime:
-    """An RFC 3339 time with its offset. Raises InvalidRequest."""
+    """Parse an RFC 3339 time with its offset. Raises InvalidRequest."""
     try:
-        # a plus that was not escaped in a query reads as a space
+        # An unescaped plus in a query is read as a space.
         value = datetime.fromisoformat(text.strip().replace(" ", "+"))
         if value.tzinfo is None:
             raise ValueError(text)

@@ -1,4 +1,4 @@
-"""The last word of nodes about themselves, and how old it is."""
+"""The last status of nodes, and its age."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from mirbad.kernel import clock
 from nodes.models import Gpu, Node
 
 FRESH = timedelta(seconds=5)
-"""A preview of what fits trusts nothing older."""
+"""A preview of the fit trusts no older status."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTelemetry:
-    """What a node said last. `gpus` holds the cards that it told of, by UUID; None is unknown."""
+    """The last status of a node. `gpus` holds the cards that it reported, by UUID; None is unknown."""
 
     node_id: str
     at: datetime | None
@@ -26,38 +26,38 @@ class NodeTelemetry:
 
     @property
     def fresh(self) -> bool:
-        """Whether it is no older than 5 seconds."""
+        """True when the status is at most 5 seconds old."""
         return self.age_seconds is not None and self.age_seconds <= FRESH.total_seconds()
 
 
 def latest(node_ids: Iterable[str]) -> dict[str, NodeTelemetry]:
-    """The last word of each of these nodes that there is; two statements."""
+    """Return the last status of each of these nodes that has one; two statements."""
     now = clock.now()
-    wanted = tuple(node_ids)
+    chosen = tuple(node_ids)
     gpus: dict[str, dict[str, GpuStatus]] = {}
-    for node_id, uuid, seen in Gpu.objects.filter(node_id__in=wanted, present=True).values_list(
+    for node_id, uuid, observed in Gpu.objects.filter(node_id__in=chosen, present=True).values_list(
         "node_id", "uuid", "seen"
     ):
-        if seen and (status := gpu_status(uuid, seen)) is not None:
+        if observed and (status := gpu_status(uuid, observed)) is not None:
             gpus.setdefault(node_id, {})[uuid] = status
     found = {}
-    for pk, host, at in Node.objects.filter(pk__in=wanted).values_list("pk", "host", "status_at"):
+    for pk, host, at in Node.objects.filter(pk__in=chosen).values_list("pk", "host", "status_at"):
         age = None if at is None else max(0.0, (now - at).total_seconds())
         found[pk] = NodeTelemetry(pk, at, age, host_status(host), gpus.get(pk, {}))
     return found
 
 
-def host_status(seen: Mapping[str, object]) -> HostStatus:
-    """The machine as it was told; all unknown when that is in a form of another version."""
+def host_status(observed: Mapping[str, object]) -> HostStatus:
+    """Parse the stored host status; all values are unknown when its form is of another version."""
     try:
-        return HostStatus.model_validate(seen)
+        return HostStatus.model_validate(observed)
     except ValidationError:
         return HostStatus()
 
 
-def gpu_status(uuid: str, seen: Mapping[str, object]) -> GpuStatus | None:
-    """A card as it was told; None when that is in a form of another version."""
+def gpu_status(uuid: str, observed: Mapping[str, object]) -> GpuStatus | None:
+    """Parse the stored status of a card; None when its form is of another version."""
     try:
-        return GpuStatus.model_validate({**seen, "uuid": uuid})
+        return GpuStatus.model_validate({**observed, "uuid": uuid})
     except ValidationError:
         return None

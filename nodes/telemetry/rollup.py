@@ -1,4 +1,4 @@
-"""Averages what was kept into minutes, those into hours, and drops what is older than its time."""
+"""Roll-up of samples: averages by the minute, then by the hour, and deletion past their retention."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -9,12 +9,12 @@ from django.db import transaction
 from mirbad.kernel import bulk, clock
 from mirbad.kernel.conf import settings
 from nodes.models import TelemetryProgress, TelemetrySample
-from nodes.telemetry.keep import floor
+from nodes.telemetry.store import floor
 from nodes.telemetry.values import average
 
 RAW, MINUTE, HOUR = TelemetrySample.RAW, TelemetrySample.MINUTE, TelemetrySample.HOUR
 LAG = timedelta(seconds=30)
-"""How long after its end a stretch is averaged: what was heard in it is written within seconds."""
+"""The delay between the end of an interval and its average: its samples are written within seconds."""
 
 _STRETCHES_AT_ONCE = 30
 _ROWS_AT_ONCE = 5000
@@ -24,7 +24,7 @@ Row = tuple[str, int, datetime, int, object]
 
 
 def roll_up_once() -> int:
-    """Average what is complete, at most half an hour of it a call; how many stretches were done."""
+    """Average complete intervals, at most half an hour of them per call; return how many were done."""
     done = 0
     for step, source in ((MINUTE, RAW), (HOUR, MINUTE)):
         for _ in range(_STRETCHES_AT_ONCE):
@@ -35,18 +35,18 @@ def roll_up_once() -> int:
 
 
 def done_until(step: int) -> datetime | None:
-    """Up to when there are averages over `step`; None before the first."""
+    """Return the moment up to which there are averages over `step`; None before the first."""
     return TelemetryProgress.objects.filter(pk=step).values_list("until", flat=True).first()
 
 
 def _next(step: int, source: int) -> bool:
-    """Average the next stretch; False when none is complete."""
+    """Average the next interval; False when none is complete."""
     length = timedelta(seconds=step)
     start = done_until(step) or _first(source, length)
     complete = floor(clock.now() - LAG, length) if source == RAW else done_until(source)
     if start is None or complete is None or start + length > complete:
         return False
-    # Where nothing was heard there is nothing to average, and no row: on to where something was.
+    # An interval without samples has no average and no row: skip to the next with samples.
     heard = TelemetrySample.objects.filter(step=source, at__gte=start, at__lt=complete).order_by("at")
     first = heard.values_list("at", flat=True).first()
     begin = floor(complete if first is None else first, length)
@@ -55,7 +55,7 @@ def _next(step: int, source: int) -> bool:
         return False
     rows = list(_averages(step, source, begin, begin + length))
     with transaction.atomic():
-        # Another worker may have done it meanwhile; whoever moves the mark writes the rows.
+        # Another worker may have done it meanwhile; only the worker that moves the mark writes the rows.
         if not _advance(step, start, begin + length):
             return True
         bulk.insert_new(TelemetrySample, ("node_id_text", "step", "at", "samples", "data"), rows)
@@ -86,7 +86,7 @@ def _advance(step: int, start: datetime, until: datetime) -> bool:
 
 
 def prune_once() -> int:
-    """Drop what is older than its time, and only what was averaged before; how many rows went."""
+    """Delete rows past their retention, and only those that were averaged before; return how many."""
     now = clock.now()
     kept = settings()
     gone = 0

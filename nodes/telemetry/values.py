@@ -1,4 +1,4 @@
-"""What is kept of a status, and averages of it. Pure; a value that is unknown is left out, and never counts as 0."""
+"""The stored part of a status, and its averages. Pure; an unknown value is left out, and never counts as 0."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,22 +6,23 @@ from typing import Any
 from agent.wire.status import GpuStatus, HostStatus, NodeStatus
 
 Data = dict[str, Any]
-"""``{"host": {...}, "gpus": {uuid: {..., "models": {model id: bytes}}}}`` with the names in `HOST` and `GPU`."""
+"""``{"host": {...}, "gpus": {uuid: {..., "models": {model id: bytes}}}}``.
 
-HOST = ("used", "total", "cpu")
-GPU = ("used", "total", "busy", "power", "heat")
+A host has ``used``, ``total`` and ``cpu``; a GPU has ``used``, ``total``, ``busy``, ``power`` and ``heat``.
+"""
+
 PEAK = "peak"
-"""The most memory that was used at once; only in averages."""
+"""The most memory in use at once; only in averages."""
 
 MOST_GPUS = 128
 MOST_MODELS = 16
 _MOST = 2**62
 _FINE = frozenset({"cpu", "busy", "power", "heat"})
-"""Kept with a decimal; bytes are whole."""
+"""Values kept with a decimal; bytes are whole."""
 
 
 def sample_of(status: NodeStatus) -> Data:
-    """The part of a status that has a history."""
+    """Return the part of a status that has a history."""
     gpus: dict[str, Data] = {}
     for gpu in status.gpus[:MOST_GPUS]:
         if values := _gpu(gpu):
@@ -61,7 +62,7 @@ def _round(value: float | None) -> float | None:
 
 
 class _Mean:
-    """Weighted averages by name, and the most of one of them."""
+    """Weighted averages by name, and the maximum of one of them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -85,10 +86,10 @@ class _Mean:
 
 
 def average(parts: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[int, Data]:
-    """The average of ``(samples, data)``, each as heavy as its samples.
+    """Return the average of ``(samples, data)``, weighted by samples.
 
-    A card or a model counts where it was told of: memory of a model that ran for half the time is what it used while
-    it ran.
+    A card or a model counts where it was reported: memory of a model that ran for half the time is its memory
+    while running.
     """
     host = _Mean()
     gpus: dict[str, _Mean] = {}

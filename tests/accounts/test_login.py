@@ -61,8 +61,8 @@ def test_the_wrong_password_is_403_with_a_line_and_without_the_password(anybody)
 def test_an_unknown_name_gets_the_same_answer_as_a_wrong_password(anybody):
     one = log_in(anybody, "wrong").content.decode()
     other = log_in(anybody, "wrong", name="nobody").content.decode()
-    assert "do not belong together" in one
-    assert "do not belong together" in other
+    assert "Wrong user name or password" in one
+    assert "Wrong user name or password" in other
 
 
 def test_five_wrong_passwords_are_told_so_and_the_sixth_try_is_429(anybody):

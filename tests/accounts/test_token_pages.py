@@ -46,7 +46,7 @@ def test_a_token_is_made_with_role_and_end_and_its_secret_is_shown_once(owner):
 def test_a_token_may_have_no_end(owner):
     _make(owner.client, lifetime_days="")
     assert AdminToken.objects.get().expires_at is None
-    assert "when it is revoked" in owner.client.get("/tokens").content.decode()
+    assert owner.client.get("/tokens").content.decode().count(">never<") == 2  # last used, and expires
 
 
 @pytest.mark.parametrize("fields", [{"name": ""}, {"name": "x" * 101}, {"role": "root"}, {"lifetime_days": "9999"}])
@@ -65,7 +65,7 @@ def test_a_revoked_token_is_refused_at_once_and_leaves_the_list(owner):
     assert token.prefix not in owner.client.get("/tokens").content.decode()
     assert "Revoked" in owner.client.get("/tokens?revoked=1").content.decode()
     again = owner.client.post(f"/tokens/{token.pk}/revoke", headers={"HX-Request": "true"})
-    assert (again.status_code, b"revoked already" in again.content) == (409, True)
+    assert (again.status_code, b"already revoked" in again.content) == (409, True)
     assert owner.client.post("/tokens/999/revoke", headers={"HX-Request": "true"}).status_code == 404
     results = list(AuditLine.objects.filter(action="admin-token").order_by("pk").values_list("result", flat=True))
     assert results == ["succeeded", "succeeded", "refused", "refused"]

@@ -44,7 +44,7 @@ def make_fleet(suffix=""):
     placement = Placement.objects.create(model=model, node_id_text=node.pk, observed="stopped")
     operation = Operation.objects.create(
         kind="launch",
-        lane="run",
+        concurrency_group="run",
         target_kind="placement",
         target_id=str(placement.pk),
         node_id_text=node.pk,

@@ -19,9 +19,14 @@ ROUTES = [
     ("GET", "/api/schema", "viewer"),
     ("GET", "/api/status", "viewer"),
     ("GET", "/api/audit", "viewer"),
+    ("GET", "/api/audit/checkpoint", "viewer"),
+    ("GET", "/api/audit/proof", "viewer"),
     ("GET", "/api/fencing", "viewer"),
     ("POST", "/api/fencing/takeover", "operator"),
     ("POST", "/api/fencing/takeover/continue", "operator"),
+    ("POST", "/api/fencing/stand-down", "owner"),
+    ("GET", "/api/audit/witnesses", "viewer"),
+    ("POST", "/api/audit/witnesses/accept", "owner"),
     ("GET", "/api/pki/ca-rotation", "viewer"),
     ("POST", "/api/pki/ca-rotation", "operator"),
     ("POST", "/api/pki/ca-replacement", "owner"),
@@ -90,7 +95,7 @@ ROUTES = [
 ]
 RANK = {"stranger": 0, "viewer": 1, "operator": 2, "owner": 3}
 AWAY = {"node_offline"}
-"""What a permitted call may meet when it asks a node: the one of these tests is nowhere."""
+"""Codes that a permitted call to a node may return: the node of these tests does not exist."""
 
 REFUSED = {"forbidden", "unauthenticated", "csrf_failed"}
 
@@ -136,7 +141,7 @@ def patterns(resolver: URLResolver, prefix: str = "") -> Iterator[tuple[str, URL
 
 
 OPEN = {"healthz", "readyz", "login", "logout", "admin/login/", "agent/bundles", "agent/bundles/<slug:rid>.tar.gz"}
-"""What a stranger may call: health, the way in and out, and the agent's archive."""
+"""Routes open to strangers: health, login and logout, and the agent's archive."""
 
 
 def test_every_route_states_its_role():

@@ -21,7 +21,11 @@ def found(monkeypatch, tmp_path, **values):
     [
         ({}, []),
         ({"bind": "0.0.0.0"}, ["mirbad.W001"]),
+        ({"bind": "::"}, ["mirbad.W001"]),
+        ({"bind": "[::]:8000"}, ["mirbad.W001"]),
         ({"bind": "0.0.0.0", "hosts": "master.lan"}, []),
+        ({"bind": "192.0.2.7"}, []),
+        ({"bind": "2001:db8::7"}, []),
         ({"hosts": "*"}, ["mirbad.W002"]),
     ],
 )
@@ -30,5 +34,6 @@ def test_a_setting_that_is_hardly_meant_is_named(monkeypatch, tmp_path, values, 
 
 
 def test_a_secrets_folder_that_others_can_read_is_named(monkeypatch, tmp_path):
-    (tmp_path / "secrets").mkdir(mode=0o755)
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets").chmod(0o755)
     assert found(monkeypatch, tmp_path) == ["mirbad.W003"]

@@ -92,6 +92,28 @@ def test_fencing_shows_what_a_continuation_has_to_name(viewer, taken):
     }
 
 
+def test_an_owner_has_the_master_stand_down(owner, operator, viewer, stranger, anybody, with_token, fleet, identity):
+    body = {"confirm": "this master stands down"}
+    for person in (operator, viewer, stranger):
+        assert post(person.client, "stand-down", body).status_code == 403
+    assert post(anybody, "stand-down", body).status_code == 401
+    assert post(with_token("operator"), "stand-down", body).status_code == 403
+    wrong = post(owner.client, "stand-down", {"confirm": "yes"})
+    assert (wrong.status_code, wrong.json()["code"]) == (409, "confirmation_required")
+    for bad in ({}, [], {"confirm": None}, {"confirm": "x", "more": 1}):
+        assert post(owner.client, "stand-down", bad).status_code == 400
+    assert viewer.client.get("/api/fencing").json()["stoodDownAt"] is None
+    for _ in range(2):
+        answer = post(owner.client, "stand-down", body)
+        assert (answer.status_code, answer.json()["state"], answer.json()["fenced"]) == (200, "fenced", True)
+        assert "owner (owner) decided" in answer.json()["reason"]
+    assert viewer.client.get("/api/fencing").json()["stoodDownAt"] is not None
+    refused = post(operator.client, "takeover", {"confirm": PHRASE})
+    assert (refused.status_code, refused.json()["code"]) == (409, "master_fenced")
+    assert "Only an owner" in refused.json()["detail"]
+    assert post(owner.client, "takeover", {"confirm": PHRASE}).status_code == 202
+
+
 def test_a_fenced_master_says_so_and_refuses_writes(viewer, operator, fleet, identity):
     fencing.fence("Node pc-1 obeys another master.")
     answer = viewer.client.get("/api/fencing").json()

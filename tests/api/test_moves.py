@@ -82,23 +82,26 @@ def test_a_source_is_given_up_by_its_id_alone(owner, fleet, serving, until):  # 
     worker.run(asked["id"])
     shown = owner.client.get("/api/models/tiny/move").json()
     assert shown["canForceCommit"]
-    assert shown["forceCommitConsequence"].startswith("If pc-1 comes back")
+    assert shown["forceCommitConsequence"].startswith("If pc-1 returns")
     assert shown["record"]["paused"]
     assert send(owner.client, force, {"confirm": "pc-1"}).status_code == 202
 
 
 def test_an_unplace_waits_for_its_end_or_does_not(owner, fleet, serving, finish, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("jobs.unplacing._MARGIN_SECONDS", -119.7)
+    monkeypatch.setattr("jobs.requests.unplacing._MARGIN_SECONDS", -119.7)
     fleet.source.stubborn = True
-    late = send(owner.client, "/api/models/tiny/unplace")
+    for sent in ({}, {"confirm": "other"}):
+        assert code(send(owner.client, "/api/models/tiny/unplace", sent)) == (409, "confirmation_required")
+    assert not Operation.objects.filter(kind="unplace").exists()
+    late = send(owner.client, "/api/models/tiny/unplace", {"confirm": "tiny"})
     assert code(late) == (504, "stop_timeout")
     assert Placement.objects.exists()
     operation = Operation.objects.get(kind="unplace")
-    at_once = send(owner.client, "/api/models/tiny/unplace", {"wait": False})
+    at_once = send(owner.client, "/api/models/tiny/unplace", {"wait": False, "confirm": "tiny"})
     assert (at_once.status_code, at_once.json()["id"]) == (202, operation.pk)
     finish(operation.pk, steps=100)
     fleet.source.engines.clear()
-    again = send(owner.client, "/api/models/tiny/unplace", {"wait": False}).json()
+    again = send(owner.client, "/api/models/tiny/unplace", {"wait": False, "confirm": "tiny"}).json()
     finish(again["id"])
     assert owner.client.get("/api/models/tiny").json()["placement"] is None
     assert code(send(owner.client, "/api/models/tiny/unplace")) == (409, "invalid_state")

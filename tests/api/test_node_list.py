@@ -8,13 +8,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from rest_framework import serializers
 
+from agent.common import keys
 from mirbad.api import printing
 from mirbad.api.serializers import CamelSerializer
 from mirbad.kernel import clock
 from nodes import conditions, queries
 from nodes.api.serializers import NodeSerializer
 from nodes.models import Gpu, Node, NodePin
-from nodes.pki import keys, renewal, store
+from nodes.pki import renewal, store
 from nodes.pki.certs import issue_node, to_pem
 
 pytestmark = pytest.mark.app

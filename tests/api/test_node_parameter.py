@@ -8,10 +8,10 @@ from tests.models_app.things import node
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
 ASKS = ("/api/downloads", "/api/model-folders", "/api/model-folders/some/gguf")
-"""What is read from the node itself."""
+"""Paths that are read from the node itself."""
 
 CATALOG = "/api/catalog"
-"""What is answered from the node's last report."""
+"""A path that is answered from the node's last report."""
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from audit.models import AuditLine
-from jobs import moves, requests
 from jobs.models import Operation
+from jobs.requests import model_runs, moves
 from mirbad.kernel import clock
 from nodes.models import Node
 from tests.models_app.things import PERSON, node, placed
@@ -33,7 +33,7 @@ def send(client, method: str, url: str, body: object = None):
 
 
 def test_operations_are_found_by_node_model_kind_and_whether_they_are_over(viewer):
-    start = requests.start("two", PERSON)
+    start = model_runs.start("two", PERSON)
     move = moves.request("one", "pc-2", (), PERSON)
     Operation.objects.filter(pk=start.pk).update(finished_at=clock.now(), outcome="failed")
     assert set(ids(viewer.client)) == {start.pk, move.pk}
@@ -54,9 +54,9 @@ def test_a_question_that_cannot_be_is_refused(viewer, query):
 
 
 def test_an_operation_says_what_it_waits_for_and_whether_it_can_be_ended(viewer):
-    start = requests.start("one", PERSON)
+    start = model_runs.start("one", PERSON)
     told = viewer.client.get(f"/api/operations/{start.pk}").json()
-    assert (told["waitsFor"], told["canCancel"]) == ("A worker takes it up now.", True)
+    assert (told["waitsFor"], told["canCancel"]) == ("Starting now.", True)
     Operation.objects.filter(pk=start.pk).update(finished_at=clock.now(), outcome="succeeded")
     told = viewer.client.get(f"/api/operations/{start.pk}").json()
     assert (told["waitsFor"], told["canCancel"]) == ("", False)

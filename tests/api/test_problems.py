@@ -48,8 +48,57 @@ def test_another_media_type_is_refused(owner):
     problem(post(owner.client, "a=b", "application/x-www-form-urlencoded"), 415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "zstd", "br", "gzip, gzip", "identity, deflate", "\u00e9"])
+def test_a_compressed_body_is_refused_with_what_is_read(owner, coding):
+    answer = owner.client.post(
+        "/api/tokens", b"\x1f\x8b", content_type="application/json", headers={"Content-Encoding": coding}
+    )
+    assert "only 'identity' is" in problem(answer, 415, "unsupported_media_type")["detail"]
+
+
+@pytest.mark.parametrize("coding", ["identity", "", "Identity, identity"])
+def test_a_body_that_is_not_compressed_is_read(owner, coding):
+    body = json.dumps({"name": "ci", "role": "viewer"})
+    answer = owner.client.post(
+        "/api/tokens", body, content_type="application/json", headers={"Content-Encoding": coding}
+    )
+    assert answer.status_code == 201
+
+
 def test_an_answer_that_cannot_be_given_is_refused(owner):
     problem(owner.client.get("/api/audit", headers={"Accept": "image/png"}), 406, "not_acceptable")
+
+
+FOREIGN = [
+    "text/html", "application/xml;q=0.9, text/*", "*", "garbage", "/", "a/b/c", ";;;", ",,,", "\x00/\x00", "é/é",
+    "application/problem+json", "application/jsonp", "text/event-stream", "a" * 5000, "application/json;q=0",
+    "application/json ; Q=0.000, text/html", "text/html, */*;q=0",
+]  # fmt: skip
+ROUTE_KINDS = ["/api/audit", "/api/nodes", "/api/nodes/none", "/api/status", "/api/schema", "/metrics"]
+
+
+@pytest.mark.parametrize("path", ROUTE_KINDS)
+@pytest.mark.parametrize("method", ["get", "options", "post", "put", "patch", "delete"])
+def test_no_spelling_of_a_foreign_accept_is_a_fault(owner, path, method):
+    answers = [getattr(owner.client, method)(path, headers={"Accept": accept}) for accept in FOREIGN]
+    assert [(one.status_code, one.json()["code"]) for one in answers] == [(406, "not_acceptable")] * len(FOREIGN)
+    assert all("Send it in Accept" in one.json()["detail"] for one in answers)
+
+
+@pytest.mark.parametrize("accept", FOREIGN)
+def test_a_token_and_a_head_get_it_too(with_token, accept):
+    client = with_token("viewer")
+    assert client.head("/api/audit", headers={"Accept": accept}).status_code == 406
+    assert "application/json" in client.get("/api/audit", headers={"Accept": accept}).json()["detail"]
+
+
+SATISFIED = ["", " ", "*/*", "application/*", "APPLICATION/JSON", "text/html, application/json;q=0.1"]
+
+
+@pytest.mark.parametrize("accept", [*SATISFIED, "application/json; indent=x"])
+def test_an_accept_that_json_satisfies_gets_json(owner, accept):
+    response = owner.client.get("/api/audit", headers={"Accept": accept})
+    assert (response.status_code, response["Content-Type"]) == (200, "application/json")
 
 
 BAD_BODIES = {

@@ -109,7 +109,7 @@ def test_llama_cpp_runs_on_one_node(operator, three):
     placed("gguf", "n0", runtime="llama.cpp", sources=[{"folder": "gguf", "file": "a.gguf"}])
     answer = add(operator, "n1", "n2", model="gguf")
     assert problem(answer) == "runtime_unavailable"
-    assert "llama.cpp runs on one node" in answer[1]["detail"]
+    assert "llama.cpp cannot run on several nodes" in answer[1]["detail"]
 
 
 def test_shards_take_as_many_gpus_each(operator, identity):

@@ -25,8 +25,6 @@ def test_every_module_of_a_contract_exists() -> None:
         for layer in contract.get("layers", []):  # type: ignore[attr-defined]
             for module in str(layer).split("|"):
                 module = module.strip()
-                if module.startswith("("):
-                    continue
                 missing += [
                     f"{contract['name']}: {full}"
                     for container in containers

@@ -101,7 +101,9 @@ def test_no_file_names_a_registry_host_or_a_path_of_the_machine() -> None:
 
 
 def test_every_locked_requirement_has_hashes() -> None:
-    for lock in (ROOT / "requirements").glob("*.txt"):
+    locks = list((ROOT / "requirements").glob("*.txt"))
+    assert len(locks) == 4
+    for lock in locks:
         text = lock.read_text()
         pins = re.findall(r"^[A-Za-z0-9_.\-\[\]]+==[^\s\\]+", text, re.MULTILINE)
         blocks = re.split(r"\n(?=[A-Za-z0-9])", text)

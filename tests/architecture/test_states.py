@@ -46,8 +46,6 @@ def test_the_database_refuses_a_state_that_the_table_does_not_know(name: str) ->
 
 
 def test_every_table_in_the_source_is_held_here() -> None:
-    known = {id(table) for table, _, _ in TABLES.values()}
-    for module in (nodes.states, models_app.states, jobs.states):
-        for value in vars(module).values():
-            if isinstance(value, StateTable):
-                assert id(value) in known, value.name
+    values = [value for module in (nodes.states, models_app.states, jobs.states) for value in vars(module).values()]
+    found = {table.name for table in values if isinstance(table, StateTable)}
+    assert found == {table.name for table, _, _ in TABLES.values()}

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 import time_machine
 
-from audit import files, log, retention, seal
-from audit.files import Journal
+from audit import files, log, retention, seal, verification
+from audit.files import AuditJournal
 from audit.models import AuditLine
 from mirbad.kernel import actor
 
@@ -18,7 +18,8 @@ def journal(tmp_path, monkeypatch):
     settings = seal.settings().model_copy(update={"data": tmp_path})
     monkeypatch.setattr(seal, "settings", lambda: settings)
     monkeypatch.setattr(retention, "settings", lambda: settings)
-    return Journal(tmp_path / "audit")
+    monkeypatch.setattr(verification, "settings", lambda: settings)
+    return AuditJournal(tmp_path / "audit")
 
 
 def write_at(*moments):
@@ -40,9 +41,9 @@ def test_lines_and_files_older_than_twelve_months_go_and_the_chain_still_holds(j
     prune_at(datetime(2027, 2, 10, tzinfo=UTC))
     assert journal.files()[0].path.name == "2026-02.jsonl"
     assert AuditLine.objects.order_by("seq").first().time.month == 2
-    assert seal.verify().holds
+    assert verification.verify().holds
     write_at(datetime(2027, 2, 11, tzinfo=UTC))
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_the_oldest_files_go_when_all_together_are_too_large(journal, monkeypatch):
@@ -52,7 +53,7 @@ def test_the_oldest_files_go_when_all_together_are_too_large(journal, monkeypatc
     prune_at(datetime(2027, 2, 2, tzinfo=UTC))
     assert sum(file.size_bytes for file in journal.files()) <= 3000
     assert AuditLine.objects.count() == 30
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_the_newest_file_stays_however_old_it_is(journal):
@@ -60,7 +61,7 @@ def test_the_newest_file_stays_however_old_it_is(journal):
     prune_at(datetime(2027, 2, 10, tzinfo=UTC))
     assert [file.path.name for file in journal.files()] == ["2024-01.jsonl"]
     write_at(datetime(2027, 2, 10, tzinfo=UTC))
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_a_line_that_is_not_in_the_files_yet_is_kept(journal):

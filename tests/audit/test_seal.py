@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import pytest
 import time_machine
 from django.core.management import CommandError, call_command
 
-from audit import files, log, seal
-from audit.files import Journal
+from audit import files, log, seal, verification
+from audit.files import AuditJournal
 from audit.models import AuditLine, ChainState
 from mirbad.kernel import actor
+from tests.waiting import until
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.app, pytest.mark.django_db]
 def journal(tmp_path, monkeypatch):
     settings = seal.settings().model_copy(update={"data": tmp_path})
     monkeypatch.setattr(seal, "settings", lambda: settings)
-    return Journal(tmp_path / "audit")
+    monkeypatch.setattr(verification, "settings", lambda: settings)
+    return AuditJournal(tmp_path / "audit")
 
 
 def write(count, start=0):
@@ -36,6 +37,12 @@ def write(count, start=0):
 def seal_all():
     while seal.seal_once():
         pass
+
+
+CUT = (
+    "The audit files ended at line {}, though line {} had been written. The missing lines were written again from the "
+    "database. Was the folder restored?"
+)
 
 
 def details(journal):
@@ -50,7 +57,7 @@ def test_every_line_lands_in_the_file_of_its_month_in_order(journal):
     seal_all()
     assert [file.path.name for file in journal.files()] == ["2027-01.jsonl", "2027-02.jsonl"]
     assert details(journal) == [f"line {n}" for n in range(5)]
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_a_line_carries_the_published_fields(journal):
@@ -84,7 +91,7 @@ def test_a_full_file_is_continued_in_the_next(journal, monkeypatch):
     assert names[:3] == [f"{month}.jsonl", f"{month}.1.jsonl", f"{month}.2.jsonl"]
     assert all(file.size_bytes <= 2000 for file in journal.files())
     assert details(journal) == [f"line {n}" for n in range(30)]
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_a_line_torn_by_a_crash_is_written_again_whole(journal):
@@ -93,8 +100,8 @@ def test_a_line_torn_by_a_crash_is_written_again_whole(journal):
     newest = journal.files()[-1].path
     newest.write_bytes(newest.read_bytes()[:-40])
     seal_all()
-    assert details(journal) == [f"line {n}" for n in range(5)]
-    assert seal.verify().holds
+    assert details(journal) == [*(f"line {n}" for n in range(5)), CUT.format(4, 5)]
+    assert verification.verify().holds
 
 
 def test_a_kill_between_writing_and_noting_doubles_nothing(journal):
@@ -115,7 +122,7 @@ def test_a_lower_id_that_is_committed_late_is_not_lost(journal):
     AuditLine.objects.create(**values)
     seal_all()
     assert details(journal) == ["line 1", "line 2", "line 0"]
-    assert seal.verify().holds
+    assert verification.verify().holds
 
 
 def test_two_writers_do_not_write_at_once(journal):
@@ -140,7 +147,7 @@ def test_tampering_with_the_rows_is_found(change, words):
     write(6)
     seal_all()
     change()
-    verdict = seal.verify()
+    verdict = verification.verify()
     assert not verdict.holds
     assert words in verdict.in_database.reason
 
@@ -152,7 +159,7 @@ def test_rewriting_the_whole_chain_is_found_by_the_files(journal):
     AuditLine.objects.update(seq=None, digest="")
     ChainState.objects.all().delete()
     seal._extend()
-    verdict = seal.verify()
+    verdict = verification.verify()
     assert verdict.in_database is None
     assert "line 3 differs" in verdict.in_files.reason
 
@@ -162,7 +169,7 @@ def test_tampering_with_a_file_is_found(journal):
     seal_all()
     path = journal.files()[-1].path
     path.write_text(path.read_text().replace("line 3", "line X"))
-    assert seal.verify().in_files.seq == 4
+    assert verification.verify().in_files.seq == 4
 
 
 def test_cutting_off_the_end_of_the_files_is_found(journal):
@@ -170,13 +177,17 @@ def test_cutting_off_the_end_of_the_files_is_found(journal):
     seal_all()
     path = journal.files()[-1].path
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
-    assert seal.verify().in_files.seq == 5
+    assert verification.verify().in_files.seq == 5
 
 
 def test_the_command_says_whether_the_log_is_whole(capsys):
     write(4)
+    seal_all()
+    write(2, 4)
     call_command("audit_verify")
-    assert "4 lines, unbroken" in capsys.readouterr().out
+    assert "4 lines, unbroken; 0 signed heads, 0 witnesses agree, 2 lines sealed now" in capsys.readouterr().out
+    call_command("audit_verify")
+    assert "6 lines, unbroken" in capsys.readouterr().out
     AuditLine.objects.filter(seq=2).update(detail="nothing happened")
     with pytest.raises(CommandError):
         call_command("audit_verify")
@@ -189,22 +200,77 @@ def test_files_of_another_history_are_left_alone_and_a_new_file_is_begun(journal
     ChainState.objects.all().delete()
     write(2, 100)
     seal_all()
-    assert details(journal) == [*(f"line {n}" for n in range(4)), "line 100", "line 101"]
+    assert details(journal)[:-1] == [*(f"line {n}" for n in range(4)), "line 100", "line 101"]
+    assert "had another end than this log" in details(journal)[-1]
     assert len(journal.files()) == 2
+
+
+def cut_lines(journal, count):
+    path = journal.files()[-1].path
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
+
+
+def test_the_command_looks_before_it_seals_and_repairs_nothing_that_was_changed(journal, capsys):
+    write(6)
+    seal_all()
+    write(1, 6)
+    cut_lines(journal, 2)
+    before = journal.files()[-1].path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(CommandError, match="Nothing was sealed or repaired"):
+            call_command("audit_verify")
+        assert "files: the files end at line 4, but line 6 was written" in capsys.readouterr().err
+    assert journal.files()[-1].path.read_bytes() == before
+    assert AuditLine.objects.filter(seq=None).count() == 1
+
+
+@pytest.mark.parametrize("also", [0, 1])
+@pytest.mark.parametrize("cut", [1, 3, 6])
+def test_files_that_were_cut_are_completed_and_a_line_says_so_for_good(journal, cut, also):
+    write(6)
+    seal_all()
+    cut_lines(journal, cut)
+    if cut == 6:
+        journal.files()[-1].path.unlink()
+    write(also, 6)
+    seal_all()
+    said = AuditLine.objects.get(action="audit")
+    assert (said.result, said.error_code, said.detail) == ("failed", "audit_files_cut", CUT.format(6 - cut, 6))
+    assert details(journal)[: 6 + also] == [f"line {n}" for n in range(6 + also)]
+    assert verification.verify().holds
+    seal_all()
+    assert AuditLine.objects.filter(action="audit").count() == 1
+
+
+def test_a_kill_before_the_files_are_completed_does_not_hide_the_cut(journal, monkeypatch):
+    write(6)
+    seal_all()
+    cut_lines(journal, 2)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AuditJournal, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            seal_all()
+    assert AuditLine.objects.filter(error_code="audit_files_cut").exists()
+    seal_all()
+    assert verification.verify().holds
 
 
 _WRITER = """
 import json, sys
 from pathlib import Path
-from audit.files import Entry, Journal
-journal = Journal(Path(sys.argv[1]))
+from audit.files import JournalEntry, AuditJournal
+journal = AuditJournal(Path(sys.argv[1]))
 with journal.locked() as mine:
     assert mine
     journal.repair()
     start = (journal.last() or {"seq": 0})["seq"]
     print(start, flush=True)
     for seq in range(start + 1, start + 100_000):
-        journal.append([Entry("2027-01", {"seq": seq, "detail": "x" * 3000})])
+        journal.append([JournalEntry("2027-01", {"seq": seq, "detail": "x" * 3000})])
 """
 
 
@@ -217,8 +283,11 @@ def test_kill_nine_at_any_moment_neither_loses_nor_doubles_a_line(journal, tmp_p
         )
         process.stdout.readline()
         before = sum(file.size_bytes for file in journal.files())
-        while sum(file.size_bytes for file in journal.files()) < before + 100_000:
-            time.sleep(0.003)
+        until(
+            lambda before=before: sum(file.size_bytes for file in journal.files()) >= before + 100_000,
+            "more lines",
+            every=0.003,
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

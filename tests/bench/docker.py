@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import docker.errors
 from tests.bench import images
 from tests.bench.images import Recipe
 from tests.bench.services import free_port
+from tests.waiting import until, until_no
 
 _START_SECONDS = 40.0
 _PROGRAMS = {
@@ -120,15 +120,16 @@ class DockerBench:
             "--log-level", "warn",
         ]  # fmt: skip
         process = self._run(command, "dockerd.log")
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
+
+        def answers() -> bool:
             if process.poll() is not None:
                 raise CannotRun(f"dockerd ended with {process.returncode}: {self._last_line('dockerd.log')}")
-            if self._answers():
-                return
-            if time.monotonic() > deadline:
-                raise CannotRun(f"dockerd did not start: {self._last_line('dockerd.log')}")
-            time.sleep(0.2)
+            return self._answers()
+
+        try:
+            until(answers, "dockerd", _START_SECONDS, every=0.2)
+        except AssertionError:
+            raise CannotRun(f"dockerd did not start: {self._last_line('dockerd.log')}") from None
 
     def _answers(self) -> bool:
         if not (self.folder / "docker.sock").exists():
@@ -158,16 +159,10 @@ class DockerBench:
             f"http: {{addr: '{self.registry}'}}\n"
         )
         self._run([program, "serve", str(config)], "registry.log")
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise CannotRun(f"the registry did not start: {self._last_line('registry.log')}") from None
-                time.sleep(0.1)
-            else:
-                return
+        try:
+            until_no(OSError, lambda: socket.create_connection(("127.0.0.1", port), 1).close(), _START_SECONDS)
+        except OSError:
+            raise CannotRun(f"the registry did not start: {self._last_line('registry.log')}") from None
 
     def _run(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}

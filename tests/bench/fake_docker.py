@@ -54,7 +54,7 @@ class FakeDocker:
         return f"unix://{self.path}"
 
     def paths(self) -> list[str]:
-        """What was asked, in order, without the negotiation."""
+        """Return the requests so far, in order, without the negotiation."""
         return [f"{one.method} {one.path}" for one in self.seen if one.path != "/version"]
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class FakeDocker:
         self._server.server_close()
 
     def answer(self, seen: Seen) -> Answer:
-        """What is said to a request."""
+        """Return the answer to a request."""
         if seen.path == "/version":
             return Answer(body={"ApiVersion": self.api, "MinAPIVersion": self.minimum, "Version": "29.0.0"})
         if seen.version is not None and _number(seen.version) < _number(self.minimum):

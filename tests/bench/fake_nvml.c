@@ -63,7 +63,17 @@ int nvmlInitWithFlags(unsigned int flags) {
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) {
-    return code == 9 ? "Driver Not Loaded" : code == 15 ? "GPU is lost" : code == 3 ? "Not Supported" : "Unknown Error";
+    return code == 9    ? "Driver Not Loaded"
+           : code == 15 ? "GPU is lost"
+           : code == 16 ? "GPU requires reset"
+           : code == 3  ? "Not Supported"
+                        : "Unknown Error";
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    char value[256];
+    int code = look("cuda", value, sizeof value);
+    if (!code) *version = atoi(value);
+    return code;
 }
 int nvmlSystemGetDriverVersion(char *out, unsigned int size) {
     char value[256];
@@ -161,6 +171,31 @@ int nvmlDeviceGetGraphicsRunningProcesses_v2(void *d, unsigned int *n, process_t
 #ifndef OLD
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned int *n, process_t *o) { return processes(d, "processes", n, o); }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *d, unsigned int *n, process_t *o) { return processes(d, "graphics", n, o); }
+#endif
+
+#ifndef OLD
+/* Fields: "recovery" is the recovery action, "reset_status" and "drain_status" are those of drivers before it. */
+typedef struct {
+    unsigned int field, scope;
+    long long timestamp, latency;
+    unsigned int type, code;
+    union {
+        double real;
+        unsigned int number;
+        unsigned long long large;
+    } value;
+} field_t;
+int nvmlDeviceGetFieldValues(void *device, int count, field_t *fields) {
+    char value[256];
+    int code = of(device, "fields", value, sizeof value);
+    if (code && code != 3) return code;
+    for (int i = 0; i < count; i++) {
+        unsigned int field = fields[i].field;
+        const char *name = field == 230 ? "recovery" : field == 226 ? "reset_status" : field == 227 ? "drain_status" : "none";
+        fields[i].code = (unsigned int)number(device, name, &fields[i].value.number);
+    }
+    return 0;
+}
 #endif
 
 int nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {

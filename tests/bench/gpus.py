@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.telemetry.cards import Cards
-from agent.telemetry.driver import Driver
+from agent.telemetry.driver import DriverProcess
 from tests.bench.nvml import FakeNvml
 
 GIB = 2**30
@@ -26,7 +26,7 @@ class Machine:
         self.folder, self.devices = folder, folder / "devices"
         self.devices.mkdir()
         self._monkeypatch = monkeypatch
-        self._driver = Driver(limit_seconds=20)
+        self._driver = DriverProcess(limit_seconds=20)
         self.program = "no-such-smi"
 
     def library(self, *, old: bool = False) -> FakeNvml:

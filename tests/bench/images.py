@@ -44,8 +44,8 @@ def python_in_image() -> str:
 
 
 def entrypoint(recipe: Recipe) -> list[str]:
-    """What the image runs; the command follows."""
-    return [python_in_image(), "-P", f"/opt/engine/{recipe.script}"]
+    """Return the entrypoint of the image; the command follows."""
+    return [python_in_image(), "-I", f"/opt/engine/{recipe.script}"]
 
 
 def build(recipe: Recipe) -> bytes:
@@ -121,6 +121,6 @@ class _Tree:
 
 
 def has_distributions(recipe: Recipe) -> bool:
-    """Whether this Python has what the image needs."""
+    """Return whether this Python has the distributions of the image."""
     names = {"typing_extensions": "typing_extensions", "attrs": "attr"}
     return all(find_spec(names.get(name, name)) is not None for name in recipe.distributions)

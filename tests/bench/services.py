@@ -9,9 +9,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.waiting import until
 
 _START_SECONDS = 30
 
@@ -132,11 +133,12 @@ def redis() -> Iterator[str]:
 
 
 def _wait_for_port(port: int, running: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
+    def listens() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        if running.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
+            return True
+        return False
+
+    with contextlib.suppress(AssertionError):
+        until(lambda: listens() or running.poll() is not None, "the server", _START_SECONDS)
+    if not listens():
+        raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")

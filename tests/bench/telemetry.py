@@ -94,7 +94,7 @@ def measure(nodes: int, cards: int) -> dict[str, float]:
     from nodes import metrics
     from nodes.models import Node, TelemetrySample
     from nodes.telemetry import history, latest, rollup
-    from nodes.telemetry.keep import floor
+    from nodes.telemetry.store import floor
 
     bench = Bench(nodes, cards)
     minute = floor(clock.now(), timedelta(minutes=1)) - timedelta(minutes=3)

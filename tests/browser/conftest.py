@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from tests.bench import services
 from tests.browser.site import PASSWORD
 from tests.pages import broker
+from tests.waiting import until_no
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
@@ -43,7 +43,7 @@ def _chromium() -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a running master is, and a way to let something happen on it from another process."""
+    """The address of a running master, and a way to let something happen on it from another process."""
 
     url: str
     environment: dict[str, str]
@@ -79,16 +79,13 @@ def _site(folder: Path, kind: str) -> Iterator[Site]:
 
 
 def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(300):
+    def answers() -> bool:
         if process.poll() is not None:
             pytest.fail(f"the web process ended: {log.read_text()[-3000:]}")
-        try:
-            urllib.request.urlopen(url, timeout=1)
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-        else:
-            return
-    pytest.fail(f"the web process does not answer: {log.read_text()[-3000:]}")
+        urllib.request.urlopen(url, timeout=1)
+        return True
+
+    until_no((urllib.error.URLError, OSError), answers, every=0.1)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +119,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Watch:
-    """What a page must never do."""
+    """Faults of pages: script errors, messages in the console, requests to other hosts."""
 
     host: str
     wrong: list[str] = field(default_factory=list)
@@ -133,8 +130,11 @@ class Watch:
         context.on("request", lambda request: self._asked(request.url))
 
     def _said(self, kind: str, text: str) -> None:
-        # A refusal has a status of 4xx or 503 by contract, and Chromium logs each as an error.
-        if kind == "error" and not re.search(r"the server responded with a status of (4\d\d|503)", text):
+        # A refusal has a status of 4xx or 503 by contract, and Chromium logs each as an error. htmx logs a request that
+        # a newer one replaces.
+        if kind == "error" and not re.search(
+            r"the server responded with a status of (4\d\d|503)|htmx:error: signal is aborted", text
+        ):
             self.wrong.append(f"console: {text}")
 
     def _asked(self, url: str) -> None:

@@ -6,9 +6,10 @@ Its environment comes from the fixture: a data folder and a broker of its own.
 import os
 import sys
 import threading
-import time
 
 import django
+
+from tests.waiting import pause
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mirbad.settings")
 django.setup()
@@ -69,7 +70,7 @@ def serve(port: int) -> None:
 
 
 def signs_of_life() -> None:
-    """What the processes that are not part of these tests would do: heartbeats, and nodes that are seen."""
+    """Stand in for the processes that these tests do not run: heartbeats, and nodes that are seen."""
     from mirbad.tasking import heartbeat
 
     threading.Thread(target=_nodes_are_seen, daemon=True).start()
@@ -80,33 +81,33 @@ def signs_of_life() -> None:
 
 def _nodes_are_seen() -> None:
     from mirbad.kernel import clock
-    from mirbad.live import hints
+    from mirbad.live import invalidations
     from nodes.models import Node
 
     while True:
         Node.objects.filter(reachability="online").update(last_seen_at=clock.now(), status_at=clock.now())
         for node_id in ("atlas", "octo"):
-            hints.changed("nodes", node_id)
-        time.sleep(4)
+            invalidations.changed("nodes", node_id)
+        pause(4)
 
 
 def launch_moves_on() -> None:
     from jobs.models import Operation, OperationEvent
     from mirbad.kernel import clock
-    from mirbad.live import hints
+    from mirbad.live import invalidations
 
     operation = Operation.objects.get(model_id_text="qwen3-coder", finished_at=None)
     operation.progress = {"text": "Loading weights, shard 5 of 6", "doneBytes": 24 * 2**30, "totalBytes": 28 * 2**30}
     operation.save(update_fields=["progress"])
     OperationEvent.objects.create(operation=operation, time=clock.now(), stage="waiting", text="Shard five.")
-    hints.changed("operations", operation.pk)
-    hints.flush()
+    invalidations.changed("operations", operation.pk)
+    invalidations.flush()
 
 
 def launch_ends() -> None:
     from jobs.models import Operation
     from mirbad.kernel import clock
-    from mirbad.live import hints
+    from mirbad.live import invalidations
     from tests.pages import seed
 
     now = clock.now()
@@ -114,21 +115,21 @@ def launch_ends() -> None:
         stage="waiting", outcome="succeeded", finished_at=now, progress={}
     )
     seed.seen("qwen3-coder", "ready")
-    hints.changed("operations", "")
-    hints.changed("models", "qwen3-coder")
-    hints.flush()
+    invalidations.changed("operations", "")
+    invalidations.changed("models", "qwen3-coder")
+    invalidations.flush()
 
 
 def ember_enrolls() -> None:
     from mirbad.kernel import clock
-    from mirbad.live import hints
+    from mirbad.live import invalidations
     from nodes.models import JoinToken
     from tests.pages import seed
 
     JoinToken.objects.filter(node_id_text="forge").update(used_at=clock.now())
     seed.node("forge", "", lifecycle="pending", reachability="unknown")
-    hints.changed("nodes", "forge")
-    hints.flush()
+    invalidations.changed("nodes", "forge")
+    invalidations.flush()
 
 
 def moves() -> None:

@@ -52,7 +52,7 @@ def test_what_the_drawer_counts_is_said_to_a_screen_reader(open_page):
 def test_the_drain_offers_to_move_the_models_off(open_page, width):
     page = open_page("/nodes/-/drain/atlas", width=width)
     expect(page.get_by_role("radio", name="Leave them")).to_be_checked()
-    page.get_by_role("radio", name="Move them off, one after another").check()
+    page.get_by_role("radio", name="Move them to other nodes, one at a time").check()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     look(page, "drain")
     page.go_back()

@@ -37,13 +37,13 @@ def test_the_door(empty_site, browser):
         page.get_by_label("Name").fill("owner")
         page.get_by_label("Password").fill("wrong")
         page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("alert")).to_contain_text("do not belong together")
+        expect(page.get_by_role("alert")).to_contain_text("Wrong user name or password")
     _clean(page, "login-wrong")
     page.get_by_label("Password").fill("wrong")
     with page.expect_response(lambda answer: answer.request.method == "POST") as answer:
         page.get_by_role("button", name="Log in").click()
     assert answer.value.status == 429
-    expect(page.get_by_role("heading", name="Too many tries")).to_be_visible()
+    expect(page.get_by_role("heading", name="Too many attempts")).to_be_visible()
     _clean(page, "login-429")
     context.close()
 
@@ -51,6 +51,6 @@ def test_the_door(empty_site, browser):
 def test_an_address_that_leads_nowhere(site, browser):
     page = browser.new_page()
     page.goto(f"{site.url}/no/such/page")
-    expect(page.get_by_role("heading", name="Nothing here")).to_be_visible()
+    expect(page.get_by_role("heading", name="Page not found")).to_be_visible()
     _clean(page, "not-found")
     page.close()

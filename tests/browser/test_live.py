@@ -1,4 +1,4 @@
-"""What happens without a reload: hints, stages, dialogs, copying, themes, and a line that was cut."""
+"""Changes without a reload: hints, stages, dialogs, copying, themes, and a line that was cut."""
 
 import re
 
@@ -63,9 +63,9 @@ def test_a_machine_joins_under_the_eyes_of_the_person_who_asked_it(open_page, si
     page.get_by_role("button", name="Reject").click()
     dialog = page.get_by_role("dialog", name="Reject?")
     expect(dialog).to_contain_text("The id can be used again")
-    dialog.get_by_role("button", name="Keep as it is").click()
+    dialog.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="approve").click()
-    expect(page.locator("#join-progress")).to_contain_text("belongs to the fleet")
+    expect(page.locator("#join-progress")).to_contain_text("has joined")
     assert not _reloaded(page)
     page.reload()
     expect(page.locator("#join-token")).to_have_count(0)
@@ -104,14 +104,14 @@ def test_a_viewer_sees_no_buttons_that_would_be_refused(open_page):
 def test_a_key_is_shown_once_and_copied(open_page):
     page = open_page("/keys/new", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Name").fill("browser")
-    page.get_by_role("button", name="Make key").click()
+    page.get_by_role("button", name="Create key").click()
     secret = page.locator("#key-secret")
     expect(secret).to_have_text(re.compile(r"^ssk_[\w-]{43}$"))
     page.locator("[data-copy=key-secret]").click()
     expect(page.locator("[data-copy=key-secret]")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == secret.inner_text()
-    page.get_by_role("link", name="I have stored it").click()
-    expect(page.locator("tr", has_text="browser")).to_contain_text("Works")
+    page.get_by_role("link", name="Done").click()
+    expect(page.locator("tr", has_text="browser")).to_contain_text("Active")
     assert "ssk_" + secret_rest(page) not in page.content()
     page.locator("tr", has_text="browser").get_by_role("button", name="Revoke").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
@@ -119,7 +119,7 @@ def test_a_key_is_shown_once_and_copied(open_page):
 
 
 def secret_rest(page) -> str:
-    """What the list must not hold: more of a secret than its prefix."""
+    """Return text that the list must not show: more of a secret than its prefix."""
     return page.locator("tr", has_text="browser").locator(".mono").first.inner_text().removesuffix("…").ljust(47, "x")
 
 
@@ -166,11 +166,11 @@ def test_a_model_is_defined_with_the_folders_that_the_node_reported(open_page):
     page.locator("select#id_file").select_option("smollm2-135m-instruct-q8_0.gguf")
     page.get_by_label("Runtime").select_option("vllm")
     page.get_by_label("Delivery").select_option("process")
-    page.get_by_role("button", name="Define model").click()
+    page.get_by_role("button", name="Create model").click()
     expect(page.get_by_role("alert").filter(has_text="Not saved")).to_be_visible()
     expect(page.get_by_label("GGUF file")).to_have_value("smollm2-135m-instruct-q8_0.gguf")
     page.get_by_label("Runtime").select_option("llama.cpp")
-    page.get_by_role("button", name="Define model").click()
+    page.get_by_role("button", name="Create model").click()
     expect(page.get_by_role("heading", name="small-talk")).to_be_visible()
     expect(page.locator(".facts").first).to_contain_text("smollm2-135m")
 
@@ -199,4 +199,6 @@ def test_the_playground_tells_a_refusal_in_its_own_words(open_page):
     page = open_page("/playground?model=gemma-3-27b")
     page.get_by_label("Message").fill("Hello?")
     page.keyboard.press("Enter")
-    expect(page.locator(".turn.model.wrong .said")).to_contain_text(re.compile(r"gemma-3-27b|borealis|not running"))
+    expect(page.locator(".turn.model.wrong .said")).to_contain_text(
+        re.compile(r"gemma-3-27b|borealis|gateway is starting")
+    )

@@ -11,7 +11,8 @@ from typing import Self
 from tests.bench.docker import DockerBench
 from tests.bench.images import SIM
 from tests.bench.services import free_port
-from tests.e2e.fleet import ROOT, Fleet, wait_until
+from tests.e2e.fleet import ROOT, Fleet
+from tests.waiting import until
 
 
 class ContainerFleet:
@@ -89,9 +90,7 @@ class ContainerFleet:
                 stderr=log,
             )
         self.fleet.api("POST", "nodes/pc-2/approve", {"expectedSpkiSha256": pin[1].replace(" ", "")})
-        wait_until(
-            lambda: self.fleet.api("GET", "nodes/pc-2")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-2"
-        )
+        until(lambda: self.fleet.api("GET", "nodes/pc-2")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-2")
 
     def restart_agent(self) -> None:
         """``kill -9`` of the second agent, and a fresh one."""

@@ -4,6 +4,7 @@ Everything goes through the doors that people use: the terminal's lines, ``/api`
 key, signals. On a failure the logs of all processes are printed.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any, Self
 
 import psutil
 
-from mirbad.up.supervisor import Control, NotAnswering, ProcessState
+from mirbad.up.supervisor import Control, NotResponding, ProcessState
 from tests.bench.services import free_port
+from tests.waiting import until, until_no
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_LINE = "Stop with Ctrl-C."
@@ -36,6 +37,7 @@ class Fleet:
 
     def __init__(self, folder: Path, *, starter: str = "none", **settings: str) -> None:
         self.folder = folder
+        self.host = "127.0.0.1"
         self.data = folder / "data"
         self.ports = {name: free_port() for name in ("MIRBAD_PORT", "MIRBAD_ENROLL_PORT", "MIRBAD_AGENT_PORT")}
         own = {name: text for name, text in os.environ.items() if not name.startswith("MIRBAD_")}
@@ -55,7 +57,7 @@ class Fleet:
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
-    def start(self, *, until: str = LAST_LINE, seconds: float = 90) -> "Fleet":
+    def start(self, *, until: str = LAST_LINE, seconds: float = 200) -> "Fleet":
         """Start it and wait for a line of its output. Failed with that output otherwise."""
         self.lines = []
         self.up = subprocess.Popen(
@@ -85,13 +87,11 @@ class Fleet:
         def found() -> str | None:
             return next((line for line in self.lines if words in line), None)
 
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if (line := found()) is not None:
-                return line
-            if self.up is not None and self.up.poll() is not None:
-                break
-            time.sleep(0.05)
+        def is_over() -> bool:
+            return found() is not None or (self.up is not None and self.up.poll() is not None)
+
+        with contextlib.suppress(AssertionError):
+            until(is_over, f"a line with {words!r}", seconds)
         if (line := found()) is not None:
             return line
         raise Failed(f"no line with {words!r}:\n" + "\n".join(self.lines) + self.logs())
@@ -150,7 +150,7 @@ class Fleet:
         )
 
     def processes(self) -> dict[str, ProcessState]:
-        """What supervisord runs."""
+        """Return the states of the processes under supervisord."""
         with self.control() as control:
             return control.states()
 
@@ -158,11 +158,11 @@ class Fleet:
         """The process id of a running process."""
 
         def look() -> int | None:
-            with suppress(NotAnswering):
+            with suppress(NotResponding):
                 return self.processes()[name].pid
             return None
 
-        return wait_until(look, seconds=30, what=f"{name} to run")
+        return until(look, seconds=30, what=f"{name} to run")
 
     def engines(self, model: str) -> set[int]:
         """Process ids of the engines of `model` that run now."""
@@ -189,7 +189,8 @@ class Fleet:
     @property
     def url(self) -> str:
         """The address of the pages."""
-        return f"http://127.0.0.1:{self.ports['MIRBAD_PORT']}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.ports['MIRBAD_PORT']}"
 
     @property
     def key(self) -> str:
@@ -224,7 +225,7 @@ class Fleet:
         self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None, seconds: float = 30
     ) -> tuple[int, dict[str, str], bytes]:
         """One request; status, headers (lower case), body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports["MIRBAD_PORT"], timeout=seconds)
+        connection = http.client.HTTPConnection(self.host, self.ports["MIRBAD_PORT"], timeout=seconds)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         given = {"Content-Type": "application/json", **(headers or {})} if data is not None else dict(headers or {})
         try:
@@ -235,7 +236,7 @@ class Fleet:
             connection.close()
 
     def request_is_ready(self) -> bool:
-        """Whether ``/readyz`` is content."""
+        """Return whether ``/readyz`` answers 200."""
         try:
             return self.request("GET", "/readyz")[0] == 200
         except (OSError, http.client.HTTPException):
@@ -274,7 +275,7 @@ class Fleet:
         )
 
     def observed(self, model: str) -> str:
-        """What the master sees of the model's one placement."""
+        """Return the observed state of the model's one placement."""
         code = (
             "import json; from models_app.models import Placement;"
             f"print(json.dumps(Placement.objects.get(model_id={model!r}).observed))"
@@ -283,24 +284,7 @@ class Fleet:
 
     def wait_for_answer(self, model: str, seconds: float = 60) -> list[str]:
         """Ask `model` until it answers."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return self.chat(model)
-            except (Failed, OSError, http.client.HTTPException):
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.2)
-
-
-def wait_until(look: Callable[[], Any], *, seconds: float, what: str) -> Any:
-    """The first true value of `look`. Failed when none comes in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := look():
-            return value
-        time.sleep(0.05)
-    raise Failed(f"waited {seconds:.0f} s in vain for {what}")
+        return until_no((Failed, OSError, http.client.HTTPException), lambda: self.chat(model), seconds, every=0.2)
 
 
 class EngineWatch:

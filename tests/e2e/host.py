@@ -107,7 +107,7 @@ class Host:
 
     @property
     def log(self) -> Path:
-        """What background programs wrote (outside the machine's own folders)."""
+        """The log of background programs (outside the machine's own folders)."""
         return self.folder.with_suffix(".log")
 
     def pull_cable(self) -> None:

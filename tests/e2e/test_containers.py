@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench.images import SIM
 from tests.e2e.containers import ContainerFleet
-from tests.e2e.fleet import wait_until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.container, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ def ended(two, operation):
         row = two.fleet.api("GET", f"operations/{operation['id']}")
         return row if row["outcome"] != "open" else None
 
-    return wait_until(over, seconds=60, what="the operation to end")
+    return until(over, seconds=60, what="the operation to end")
 
 
 def test_a_container_by_digest_streams_an_answer_on_each_of_two_nodes(two):
@@ -64,7 +64,7 @@ def test_images_are_listed_pulled_by_the_api_and_refused_where_they_are_not_appr
     assert refused["code"] == "spec_rejected"
     # the master's own node pulls by any name, and says why it cannot
     failed = ended(two, two.fleet.api("POST", "nodes/local/images/pull", other))
-    assert (failed["outcome"], failed["error"]["code"]) == ("failed", "pull_failed")
+    assert (failed["outcome"], failed["error"]["code"]) == ("failed", "registry_unreachable")
 
 
 def test_stopping_one_leaves_the_other(two):

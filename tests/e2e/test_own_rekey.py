@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.fleet import wait_until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -22,10 +22,10 @@ def test_the_command_for_the_own_machine_gives_its_agent_a_new_key(fleet):
         row = fleet.api("GET", "nodes/local")
         return row["spkiSha256"] != before["spkiSha256"] and row["state"] == "Online" and row
 
-    after = wait_until(online_again, seconds=40, what="the node to be back with its new key")
+    after = until(online_again, seconds=40, what="the node to be back with its new key")
     assert (after["uid"], after["lifecycle"], after["pendingSpkiSha256"]) == (before["uid"], "approved", None)
     rotation = fleet.api("POST", "nodes/local/rotate-cert")
-    ended = wait_until(
+    ended = until(
         lambda: (row := fleet.api("GET", f"operations/{rotation['id']}"))["outcome"] != "open" and row,
         seconds=40,
         what="a rotation after the rekey",
@@ -50,15 +50,15 @@ def test_after_the_ca_was_replaced_the_own_machine_comes_back_by_its_command_and
     environ = {**fleet.environ, "MIRBAD_JOIN_TOKEN": made["token"]}
     command = ["sh", "-c", made["commands"]["linux"]]
     # The enroll listener follows within a second; until then the command refuses to tell it the token.
-    wait_until(
+    until(
         lambda: not subprocess.run(command, env=environ, capture_output=True, timeout=60, check=False).returncode,
         seconds=20,
         what="the enroll listener to show the new CA",
     )
-    wait_until(lambda: is_back(old), seconds=40, what="the node to be back by its command")
+    until(lambda: is_back(old), seconds=40, what="the node to be back by its command")
 
     old = replace()
     assert fleet.stop() == 0
     fleet.start()
-    wait_until(lambda: is_back(old), seconds=40, what="the node to be back by the next start")
+    until(lambda: is_back(old), seconds=40, what="the node to be back by the next start")
     assert not fleet.api("GET", "pki/ca-rotation")["toRePair"]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import ROOT, Fleet, wait_until
+from tests.e2e.fleet import ROOT, Fleet
 from tests.e2e.host import Host, require_root_and_tools
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -47,7 +48,7 @@ def wheels(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Pasted:
-    """What the command of "Add node" was, and what it led to on the second machine."""
+    """The command of "Add node", and its results on the second machine."""
 
     token: str
     command: str
@@ -78,7 +79,7 @@ def pasted(fleet, host, wheels):
     before = fleet.api("GET", "nodes/pc-1")["state"]
     fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": "0" * 64}, expect=409)
     fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": fingerprint})
-    wait_until(lambda: fleet.api("GET", "nodes/pc-1")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-1")
+    until(lambda: fleet.api("GET", "nodes/pc-1")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-1")
     fleet.define_sim("far", "pc-1")
     fleet.api("POST", "models/far/start")
     assert fleet.wait_for_answer("far")
@@ -134,7 +135,7 @@ def test_a_pulled_cable_is_an_offline_node_and_ends_as_it_began(fleet, host, pas
         )
         assert status in {502, 503}, body
         assert time.monotonic() - asked < 45, "whoever asked just before is told, too"
-        wait_until(lambda: fleet.api("GET", "nodes/pc-1")["state"] == "Offline", seconds=60, what="pc-1 to be offline")
+        until(lambda: fleet.api("GET", "nodes/pc-1")["state"] == "Offline", seconds=60, what="pc-1 to be offline")
         status, headers, body = fleet.request(
             "POST",
             "/v1/chat/completions",

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.e2e.fleet import wait_until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -25,7 +25,7 @@ def test_a_copied_data_folder_is_fenced_until_the_flag_file_takes_over(make_flee
     fenced = copy.api("GET", "fencing")
     assert (fenced["state"], fenced["epoch"]) == ("fenced", claim["epoch"])
     assert fenced["instanceId"] != claim["instanceId"]
-    wait_until(
+    until(
         lambda: copy.api("GET", "nodes/local")["state"] == "PendingTakeover", seconds=20, what="the node to be blocked"
     )
     assert copy.api("GET", "nodes/local")["port"] == copy.ports["MIRBAD_AGENT_PORT"]
@@ -33,10 +33,10 @@ def test_a_copied_data_folder_is_fenced_until_the_flag_file_takes_over(make_flee
 
     flag = copy.data / "takeover"
     flag.touch()
-    wait_until(lambda: not flag.exists(), seconds=40, what="the flag file to be deleted")
+    until(lambda: not flag.exists(), seconds=40, what="the flag file to be deleted")
     taken = copy.api("GET", "fencing")
     assert (taken["state"], taken["epoch"]) == ("commanding", claim["epoch"] + 1)
-    wait_until(
+    until(
         lambda: copy.api("GET", "nodes/local")["state"] in ("Online", "Degraded"), seconds=30, what="the node to obey"
     )
     copy.api("POST", "models/small/start", expect=202)

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
 
 import pytest
 
-from tests.e2e.fleet import EngineWatch, wait_until
+from tests.e2e.fleet import EngineWatch
+from tests.waiting import pause, stays, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -26,18 +26,18 @@ def test_a_launch_survives_the_death_of_one_process(fleet, victim, moment):
     with EngineWatch(fleet, model) as watch:
         asked = fleet.api("POST", f"models/{model}/start")
         if moment == "while it loads":
-            wait_until(lambda: fleet.engines(model), seconds=30, what="an engine")
+            until(lambda: fleet.engines(model), seconds=30, what="an engine")
         os.kill(fleet.pid(victim), signal.SIGKILL)
         assert fleet.wait_for_answer(model, 90)
-        time.sleep(2)  # a second start would come now
+        stays(lambda: len(watch.seen) == 1, "an engine was started again", 2)
     assert len(watch.seen) == 1, f"{len(watch.seen)} engines were started"
-    wait_until(fleet.request_is_ready, seconds=40, what="readiness")
-    done = wait_until(
+    until(fleet.request_is_ready, seconds=40, what="readiness")
+    done = until(
         lambda: (row := operation(fleet, asked["id"]))["outcome"] != "open" and row, seconds=40, what="the operation"
     )
     assert done["outcome"] == "succeeded", done
     fleet.api("POST", f"models/{model}/stop")
-    wait_until(lambda: not fleet.engines(model), seconds=40, what="the engine to end")
+    until(lambda: not fleet.engines(model), seconds=40, what="the engine to end")
 
 
 def test_all_five_killed_one_after_another_during_one_launch(fleet):
@@ -47,12 +47,12 @@ def test_all_five_killed_one_after_another_during_one_launch(fleet):
         asked = fleet.api("POST", f"models/{model}/start")
         for victim in VICTIMS:
             os.kill(fleet.pid(victim), signal.SIGKILL)
-            time.sleep(1.5)
+            pause(1.5)
         assert fleet.wait_for_answer(model, 120)
-        time.sleep(2)
+        stays(lambda: len(watch.seen) == 1, "an engine was started again", 2)
     assert len(watch.seen) == 1
-    wait_until(fleet.request_is_ready, seconds=40, what="readiness")
-    done = wait_until(
+    until(fleet.request_is_ready, seconds=40, what="readiness")
+    done = until(
         lambda: (row := operation(fleet, asked["id"]))["outcome"] != "open" and row, seconds=60, what="the operation"
     )
     assert done["outcome"] == "succeeded", done
@@ -63,8 +63,25 @@ def test_the_supervisor_killed_during_a_launch(fleet):
     fleet.define_sim(model, "local", "--start-seconds", str(START_SECONDS))
     with EngineWatch(fleet, model) as watch:
         fleet.api("POST", f"models/{model}/start")
-        wait_until(lambda: fleet.engines(model), seconds=30, what="an engine")
+        until(lambda: fleet.engines(model), seconds=30, what="an engine")
         fleet.kill()
         fleet.start()
         assert fleet.wait_for_answer(model, 90)
     assert len(watch.seen) == 1
+
+
+def test_an_engine_that_is_killed_serves_again_by_itself(fleet):
+    model = "killed"
+    fleet.define_sim(model, "local")
+    fleet.api("POST", f"models/{model}/start")
+    assert fleet.wait_for_answer(model, 60)
+    (pid,) = fleet.engines(model)
+    os.kill(pid, signal.SIGKILL)
+    assert fleet.wait_for_answer(model, 60)
+    (again,) = fleet.engines(model)
+    assert again != pid
+    bearer = {"Authorization": f"Bearer {fleet.token}"}
+    metrics = fleet.request("GET", "/metrics", headers=bearer)[2].decode()
+    assert f'mirbad_model_engine_exits_total{{model="{model}",node="local"}} 1.0' in metrics
+    starts = fleet.api("GET", f"operations?modelId={model}&kind=launch")["items"]
+    assert [row["actor"] for row in starts].count("system:restart") == 1

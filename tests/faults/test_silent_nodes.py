@@ -5,7 +5,8 @@ import time
 import pytest
 
 from tests.bench.simfleet.fleet import SimFleet, agents_folder
-from tests.bench.simfleet.master import SimMaster, wait_until
+from tests.bench.simfleet.master import SimMaster
+from tests.waiting import until
 
 pytestmark = pytest.mark.faults
 
@@ -21,12 +22,12 @@ def test_nodes_that_hang_or_are_killed_read_offline_in_time_and_online_again(tmp
             fleet = SimFleet(master, NODES, agents, processes=1)
             watched = fleet.watch()
             web = master.web(wait=False)
-            wait_until(lambda: watched.running() and master.answers(web), "an answer of the web process", 60)
+            until(lambda: watched.running() and master.answers(web), "an answer of the web process", 60)
             fleet.wait_for_all(60)
             before = {item["id"]: item["lastSeenAt"] for item in fleet.items()}
             fleet.fall_silent()
             began = time.monotonic()
-            wait_until(lambda: fleet.states().get("Offline", 0) == fleet.silent, "the silent ones to be offline", 60)
+            until(lambda: fleet.states().get("Offline", 0) == fleet.silent, "the silent ones to be offline", 60)
             took = time.monotonic() - began
             # A last word may be as old as two statuses when the silence begins.
             assert 3 < took < 16 + SLOW

@@ -7,10 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 
 from tests.figures import (
+    audit,
     bad_input,
+    clients,
     containers,
     downloads,
+    faults,
+    faults_engines,
+    faults_logins,
     first_token,
+    floods,
     gateway,
     killed,
     operations_kills,
@@ -20,6 +26,7 @@ from tests.figures import (
     placement_planner,
     placement_shapes,
     placement_telemetry,
+    soak,
     suite,
     trust_ca_rotation,
     trust_enroll,
@@ -37,6 +44,13 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "containers": containers.measure,
     "killed": killed.measure,
     "bad-input": bad_input.measure,
+    "clients": clients.measure,
+    "faults-engines": faults_engines.measure,
+    "faults-logins": faults_logins.measure,
+    "floods": floods.measure,
+    "audit": audit.measure,
+    "faults-table": faults.measure,
+    "soak": soak.measure,
     "suite": suite.measure,
     "gateway": gateway.measure,
     "operations-kills": operations_kills.measure,
@@ -59,17 +73,26 @@ SCRIPTS: dict[str, Callable[[], Iterator[Figure]]] = {
 _TRUST = tuple(name for name in SCRIPTS if name.startswith("trust-"))
 _OPERATIONS = tuple(name for name in SCRIPTS if name.startswith("operations-"))
 _PLACEMENT = tuple(name for name in SCRIPTS if name.startswith("placement-"))
+_FAULTS = ("faults-engines", "faults-logins", "floods", "audit", "faults-table")
+_BY_NAME = ("soak",)
+"""Figures that take an hour run when they are named."""
+_OTHERS = {*_TRUST, *_PLACEMENT, *_OPERATIONS, *_FAULTS, *_BY_NAME, "gateway", "clients"}
 GROUPS = {
-    "main-job": tuple(name for name in SCRIPTS if name not in (*_TRUST, *_PLACEMENT, *_OPERATIONS, "gateway")),
+    "main-job": tuple(name for name in SCRIPTS if name not in _OTHERS),
+    "faults": _FAULTS,
     "trust": _TRUST,
     "operations": _OPERATIONS,
     "gpus-placement": _PLACEMENT,
 }
 
 
+def _usual() -> list[str]:
+    return [name for name in SCRIPTS if name not in _BY_NAME]
+
+
 def main(wanted: list[str]) -> int:
     """Measure what is wanted, all when nothing is named."""
-    names = [name for word in wanted or list(SCRIPTS) for name in GROUPS.get(word, (word,))]
+    names = [name for word in wanted or _usual() for name in GROUPS.get(word, (word,))]
     if unknown := [name for name in names if name not in SCRIPTS]:
         print(f"there is no figure {', '.join(unknown)}; there are {', '.join([*SCRIPTS, *GROUPS])}")
         return 2

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_apart(module: str) -> Any:
-    """What `module`, run with an empty folder as its one argument, prints as JSON on its last line. RuntimeError."""
+    """Run `module` with an empty folder as its one argument; return its last line, read as JSON. RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
         kept = {name: text for name, text in os.environ.items() if not name.startswith("MIRBAD_")}
         environment = kept | {

@@ -1,4 +1,4 @@
-"""What each bad input gets."""
+"""The answer to each bad input."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.fleet import ROOT, Fleet, wait_until
+from tests.e2e.fleet import ROOT, Fleet
 from tests.figures.figure import Figure, exactly
+from tests.waiting import until
 
 _BIG = 200 * 1024 * 1024
 
@@ -49,7 +50,7 @@ def _log_in(fleet: Fleet) -> Iterator[Figure]:
 
 
 def _join(fleet: Fleet, folder: Path, node: str, token: str, ca_hash: str) -> str:
-    """What the agent's join says; its last line."""
+    """Run the agent's join; return the last line of its output."""
     state = folder / f"join-{node}"
     done = subprocess.run(
         [
@@ -159,7 +160,7 @@ def _models(fleet: Fleet) -> Iterator[Figure]:
     yield exactly("a served name with a slash", "answers" if fleet.chat("org/name") else "empty", "answers")
     fleet.define_sim("dying", "local", "--die-at-start", "CUDA is not amused")
     asked = fleet.api("POST", "models/dying/start")
-    done = wait_until(
+    done = until(
         lambda: (row := fleet.api("GET", f"operations/{asked['id']}"))["outcome"] != "open" and row,
         seconds=60,
         what="the failure",

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.hub import Hub, Repository
-from tests.e2e.fleet import Fleet, wait_until
+from tests.e2e.fleet import Fleet
 from tests.figures.figure import Figure, exactly
+from tests.waiting import until
 
 _MIB = 1024 * 1024
 _SIZE = 96 * _MIB
@@ -43,7 +44,7 @@ def _add(hub: Hub, name: str, seed: int, **changes: Any) -> Repository:
 
 
 def _over(fleet: Fleet, operation: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = wait_until(
+    found: dict[str, Any] = until(
         lambda: (row := fleet.api("GET", f"operations/{operation['id']}"))["outcome"] != "open" and row,
         seconds=180,
         what="the download",
@@ -81,7 +82,7 @@ def _killed(fleet: Fleet, hub: Hub) -> Iterator[Figure]:
     hub.seen.clear()
     hub.faults.bytes_per_second = 24e6
     asked = fleet.api("POST", "downloads", {"repository": found.name})
-    wait_until(
+    until(
         lambda: (fleet.api("GET", f"operations/{asked['id']}")["progress"].get("doneBytes") or 0) > _SIZE // 2,
         seconds=60,
         what="half of it",

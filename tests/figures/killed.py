@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.e2e.fleet import EngineWatch, Fleet, wait_until
+from tests.e2e.fleet import EngineWatch, Fleet
 from tests.figures.figure import Figure
+from tests.waiting import pause, until
 
 VICTIMS = ("agent", "worker", "watcher", "broker", "web")
 
@@ -33,13 +34,13 @@ def _launch(fleet: Fleet, name: str, victims: tuple[str, ...], start_seconds: in
         begin = time.monotonic()
         asked = fleet.api("POST", f"models/{model}/start")
         for victim in victims:
-            time.sleep(1.0)
+            pause(1.0)
             os.kill(fleet.pid(victim), signal.SIGKILL)
         fleet.wait_for_answer(model, 120)
         served = time.monotonic() - begin
-        time.sleep(2)
-    wait_until(fleet.request_is_ready, seconds=60, what="readiness")
-    done = wait_until(
+        pause(2)
+    until(fleet.request_is_ready, seconds=60, what="readiness")
+    done = until(
         lambda: (row := fleet.api("GET", f"operations/{asked['id']}"))["outcome"] != "open" and row,
         seconds=60,
         what="the operation",

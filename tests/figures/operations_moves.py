@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.figures.apart import run_apart
 from tests.figures.figure import Figure, exactly
+from tests.waiting import pause
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _REPOSITORY = "acme/smollm2-135m"
@@ -65,7 +66,7 @@ def _measured(folder: Path) -> dict[str, Any]:
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
-    from jobs import requests
+    from jobs.requests import model_runs
     from nodes.pki import authority
     from tests.jobs.moves.bench import Door, TwoNodes, run
     from tests.models_app.things import PERSON
@@ -78,7 +79,7 @@ def _measured(folder: Path) -> dict[str, Any]:
         found = {}
         with Door() as door:
             for model_id, clients in (("starter", 3), ("sim", 12)):
-                started = run(requests.start(model_id, PERSON), seconds=120)
+                started = run(model_runs.start(model_id, PERSON), seconds=120)
                 if started.outcome != "succeeded":
                     raise RuntimeError(f"it does not start: {started.error}")
                 load = {"model": model_id, "clients": clients, "tokens": _TOKENS}
@@ -86,7 +87,7 @@ def _measured(folder: Path) -> dict[str, Any]:
                     "handover": _move(nodes.load(door, **load), "next", "auto"),
                     "stop-first": _move(nodes.load(door, **load), "local", "stop-first"),
                 }
-                run(requests.stop(model_id, PERSON))
+                run(model_runs.stop(model_id, PERSON))
     return found
 
 
@@ -106,17 +107,17 @@ def _define() -> None:
 
 
 def _move(load: Any, node_id: str, mode: Any) -> dict[str, Any]:
-    from jobs import moves
+    from jobs.requests import moves
     from tests.jobs.moves.bench import run
     from tests.models_app.things import PERSON
 
     with load.on():
-        time.sleep(_BEFORE_SECONDS)
+        pause(_BEFORE_SECONDS)
         gap_before = load.gap
         began = time.monotonic()
         done = run(moves.request(load.model, node_id, (), PERSON, mode=mode), seconds=180)
         seconds = time.monotonic() - began
-        time.sleep(_AFTER_SECONDS)
+        pause(_AFTER_SECONDS)
     for failed in load.failed[:3]:
         print(failed, file=sys.stderr)
     return {

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 
 from tests.figures.apart import run_apart
 from tests.figures.figure import Figure, exactly, under
+from tests.waiting import pause
 
 _NODES = ("n0", "n1", "n2")
 _ROUNDS = 3
@@ -41,14 +41,16 @@ def _main(folder: Path) -> dict[str, Any]:
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
-    from jobs import requests
     from jobs.loops import replicas
+    from jobs.requests import model_runs
     from models_app.models import Placement
     from models_app.placement import apply
     from nodes.pki import authority
+    from tests.bench.loops import Loops
     from tests.jobs import test_replicas_real as parts
-    from tests.jobs.real import RealAgent, wait_until
+    from tests.jobs.real import RealAgent
     from tests.models_app.things import PERSON, placed
+    from tests.waiting import until
 
     authority.ensure()
     replicas.MOST_REBUILDS = 10**6
@@ -57,13 +59,13 @@ def _main(folder: Path) -> dict[str, Any]:
     agents = [RealAgent(folder / name, name, fabrics=("ib-b",), sysfs_root=folder / "sys").begin() for name in _NODES]
     end = parts.watch()
     try:
-        wait_until(lambda: all(agent.node.reachability == "online" for agent in agents), "the nodes to be online")
+        until(lambda: all(agent.node.reachability == "online" for agent in agents), "the nodes to be online")
         placed(node_id=_NODES[0])
         Placement.objects.all().delete()
         apply.add_replica("tiny", [(name, ()) for name in _NODES], PERSON)
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
         parts.work()
-        with _Workers():
+        with Loops((replicas.rebuild_once,), seconds=3.0):
             kills = [_kill(shard) for _ in range(_ROUNDS) for shard in range(len(_NODES))]
     finally:
         end()
@@ -76,37 +78,6 @@ def _main(folder: Path) -> dict[str, Any]:
         "noticed": max(kill["noticed"] for kill in kills),
         "back": max(kill["back"] or _LONGEST_SECONDS for kill in kills),
     }
-
-
-class _Workers:
-    """What beat and the workers do meanwhile."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        from django.db import connections
-
-        from jobs import worker
-        from jobs.loops.replicas import rebuild_once
-        from jobs.queries import unfinished
-
-        looked = 0.0
-        while not self._over.wait(0.1):
-            if time.monotonic() - looked > 3.0:  # as beat has it
-                looked = time.monotonic()
-                rebuild_once()
-            for operation in unfinished():
-                worker.run(operation.pk)
-        connections.close_all()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(30)
 
 
 def _kill(shard: int) -> dict[str, Any]:
@@ -131,12 +102,12 @@ def _kill(shard: int) -> dict[str, Any]:
             noticed = time.monotonic() - began
         if noticed is not None and route.state is RouteState.READY:
             return {"noticed": noticed, "wrong": wrong, "back": time.monotonic() - began, "left": _left(before)}
-        time.sleep(0.02)
+        pause(0.02)
     return {"noticed": noticed or _LONGEST_SECONDS, "wrong": wrong, "back": None, "left": _left(before)}
 
 
 def _left(before: dict[int, int]) -> int:
-    """How many processes of the earlier start live on."""
+    """Return the number of processes of the earlier start that live on."""
     found = 0
     for pid in before.values():
         try:

@@ -61,25 +61,25 @@ def _median(work: Any) -> float:
 
 def _pure(size: int) -> float:
     from models_app.fit import of_folder, serve_plan
-    from models_app.placement.planner import Wish, plan
+    from models_app.placement.planner import PlanRequest, plan
     from tests.models_app.fit.public import MODELS
 
     fleet = _fleet(size)
     model = next(model for model in MODELS if "70B" in model.name)
-    wish = Wish("vllm", "container", of_folder(model.folder()), serve_plan("vllm", ("--max-model-len", "32768")),
+    wish = PlanRequest("vllm", "container", of_folder(model.folder()), serve_plan("vllm", ("--max-model-len", "32768")),
                 image="vllm/vllm-openai")  # fmt: skip
     ranking = plan(wish, fleet)
-    assert len(ranking.choices) + len(ranking.refusals) == size
-    assert ranking.choices
-    assert ranking.refusals
+    assert len(ranking.candidates) + len(ranking.rejections) == size
+    assert ranking.candidates
+    assert ranking.rejections
     return _median(lambda: plan(wish, fleet))
 
 
 def _fleet(size: int) -> list[Any]:
     from agent.wire.capability import GpuCapability
-    from models_app.fit.verdict import Room
+    from models_app.fit.verdict import Capacity
     from models_app.placement.feasible import NodeFacts
-    from models_app.placement.fleet import Card, Machine
+    from models_app.placement.fleet import FleetCard, Machine
     from tests.models_app.things import GIB, capabilities
 
     dice = random.Random(size)
@@ -98,9 +98,9 @@ def _fleet(size: int) -> list[Any]:
         for at in range(_CARDS):
             models = dice.random() < _PLACEMENTS / size / _CARDS
             free = int((gib - (dice.uniform(0.1, 0.9) * gib if models else 0.6)) * GIB)
-            cards.append(Card(Room(f"GPU {at}", f"GPU-{at}", gib * GIB, free), name, gib * GIB, int(models)))
+            cards.append(FleetCard(Capacity(f"GPU {at}", f"GPU-{at}", gib * GIB, free), name, gib * GIB, int(models)))
         facts = NodeFacts(f"node-{number:04d}", "approved", dice.random() < 0.02, reports[name])
-        host = Room("host memory", "", 512 * GIB, 400 * GIB, 4 * GIB)
+        host = Capacity("Host memory", "", 512 * GIB, 400 * GIB, 4 * GIB)
         away = "It is offline." if dice.random() < 0.03 else ""
         machines.append(Machine(facts, host, tuple(cards), sum(card.models for card in cards), away))
     return machines
@@ -111,17 +111,17 @@ def _whole() -> Iterator[Figure]:
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
 
-    from models_app.placement import planning
+    from models_app.placement import candidates
 
     call_command("migrate", verbosity=0)
     _rows()
     begin = time.process_time()
-    planning.rank("wanted")
+    candidates.rank("wanted")
     first = (time.process_time() - begin) * 1000
     with CaptureQueriesContext(connection) as statements:
-        ranking = planning.rank("wanted")
-    took = _median(lambda: planning.rank("wanted"))
-    said = f"{len(ranking.choices)} choices, {len(ranking.refusals)} refusals"
+        ranking = candidates.rank("wanted")
+    took = _median(lambda: candidates.rank("wanted"))
+    said = f"{len(ranking.candidates)} choices, {len(ranking.rejections)} refusals"
     value = f"{took:.0f} ms ({first:.0f} ms the first time), {said}"
     name = f"a whole plan from the database, {_SIZES[-1]} nodes, {_SIZES[-1] * _CARDS} GPUs, {_PLACEMENTS} placements"
     yield Figure(name, value, "under 1000 ms", took < 1000)

@@ -1,4 +1,4 @@
-"""What the telemetry of 1,000 nodes with 8 GPUs each costs a master, on SQLite."""
+"""The cost of the telemetry of 1,000 nodes with 8 GPUs each to a master, on SQLite."""
 
 import tempfile
 from collections.abc import Iterator

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.identity import make_csr, new_key
+from agent.common.keys import new_key
+from agent.identity import make_csr
 from tests.bench import services
 from tests.bench.simfleet.bad_requests import enrollment, http
 from tests.bench.simfleet.intruders import Line, stranger

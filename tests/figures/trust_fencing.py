@@ -18,6 +18,9 @@ _MUTANTS = (
     "an equal epoch is accepted",
     "a takeover reads nobody",
     "a restored master keeps its id",
+    "one node's refusal fences",
+    "no refusal fences",
+    "a report is always believed",
     "one route is not fenced",
 )
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from tests.bench import services
 from tests.bench.simfleet.fleet import WORKED, SimFleet, agents_folder
-from tests.bench.simfleet.master import Process, SimMaster, wait_until
+from tests.bench.simfleet.master import Process, SimMaster
 from tests.figures.figure import Figure, exactly, under
+from tests.waiting import pause, until
 
 FRESH_SECONDS = 15.0
 _COUNT = """
@@ -37,7 +38,7 @@ print(json.dumps([count(1), count(100), count(1000)]))
 
 @dataclass
 class _Seen:
-    """What was read of the steady state."""
+    """Readings of the steady state."""
 
     ages: list[float] = field(default_factory=list)
     offline: int = 0
@@ -87,11 +88,11 @@ def _measured(name: str, fleet: SimFleet) -> Iterator[Figure]:
 def _steady(name: str, fleet: SimFleet, watcher: Process) -> Iterator[Figure]:
     master, seen = fleet.master, _Seen()
     seconds = float(os.environ.get("MIRBAD_TEST_FLEET_SECONDS", "60"))
-    time.sleep(5)
+    pause(5)
     began, cpu, writes = time.monotonic(), watcher.cpu_seconds, master.writes()
     while time.monotonic() - began < seconds:
         _look(fleet, seen)
-        time.sleep(1.0)
+        pause(1.0)
     past = time.monotonic() - began
     used, written = watcher.cpu_seconds - cpu, master.writes() - writes
     kind, most = ("rows", 1500) if master.database_url else ("transactions", 20)
@@ -121,9 +122,9 @@ def _look(fleet: SimFleet, seen: _Seen) -> None:
 
 
 def _page_cost(name: str, master: SimMaster, web: Process) -> Figure:
-    """What a page costs whatever else this machine is doing."""
+    """Measure the CPU time of a page, whatever else this machine is doing."""
     began, before = time.monotonic(), web.cpu_seconds
-    time.sleep(5)
+    pause(5)
     idle = (web.cpu_seconds - before) / (time.monotonic() - began)
     pages, began, before = 30, time.monotonic(), web.cpu_seconds
     for _ in range(pages):
@@ -140,7 +141,7 @@ def _silent(name: str, fleet: SimFleet) -> Iterator[Figure]:
     """A tenth goes silent: half of them as machines that hang, half as agents that were killed; then all come back."""
     fleet.fall_silent()
     began = time.monotonic()
-    wait_until(lambda: fleet.states().get("Offline", 0) >= fleet.silent, f"{name}: offline", 120, every=0.5)
+    until(lambda: fleet.states().get("Offline", 0) >= fleet.silent, f"{name}: offline", 120, every=0.5)
     yield under(f"{name}: {fleet.silent} silent nodes; all offline after", time.monotonic() - began, 18, "s")
     yield exactly(f"{name}: nodes offline then", fleet.states().get("Offline", 0), fleet.silent)
     fleet.come_back()

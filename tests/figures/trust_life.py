@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.e2e.fleet import Failed, Fleet
 from tests.figures.figure import Figure, exactly
+from tests.waiting import pause
 
 LEAF = "30s"
 CALLERS = 3
@@ -74,7 +75,7 @@ def _figures(fleet: Fleet, seconds: float, every: float) -> Iterator[Figure]:
     traffic = Traffic(fleet, "life").start()
     began, rotated, keys, away = time.monotonic(), 0, set(), 0
     while (passed := time.monotonic() - began) < seconds:
-        time.sleep(1)
+        pause(1)
         node = fleet.api("GET", "nodes/local")
         keys.add(node["spkiSha256"])
         away += node["state"] not in ("Online", "Degraded")

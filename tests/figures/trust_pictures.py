@@ -24,14 +24,14 @@ FOLDER = Path(os.environ.get("MIRBAD_TEST_SHOTS") or ROOT / "build" / "pictures"
 _SETUP = "import django; django.setup()\n"
 _ENROLL = """
 import sys
-from mirbad.live import hints
+from mirbad.live import invalidations
 from nodes.enrollment import join
-from nodes.pki import keys
+from agent.common import keys
 from tests.nodes.parts import request_for
 key = keys.new_key()
 join.enroll(request_for(sys.argv[1], "forge", key, address="192.0.2.44"), "192.0.2.44")
-hints.changed("nodes", "forge")
-hints.flush()
+invalidations.changed("nodes", "forge")
+invalidations.flush()
 print(keys.spki_of(key.public_key()))
 """
 _IDENTITY = """
@@ -85,8 +85,8 @@ def _adding(site: Site, page: Page) -> Iterator[Figure]:
     page.get_by_text("Compare the fingerprint").wait_for()
     shown = "".join(page.get_by_label("Key fingerprint").inner_text().split())
     taken += _shoot(page, "add-node-3-fingerprint")
-    page.get_by_role("button", name="The fingerprint matches: approve").click()
-    page.get_by_text("forge belongs to the fleet").wait_for()
+    page.get_by_role("button", name="Fingerprint matches, approve").click()
+    page.get_by_text("forge has joined").wait_for()
     taken += _shoot(page, "add-node-4-approved")
     yield exactly("adding a node: the fingerprint on the page is that of the machine's key", shown == spki, True)
     yield _pictures("adding a node; from the token to approved", taken, 16)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import AgentConfig
-from agent.identity import BrokenIdentity, IdentityStore
+from agent.identity import AgentIdentityBroken, IdentityStore
 from agent.server.serve import Server
 from agent.wire.base import API_PREFIX, node_server_name
 from tests.agent.core.fleet import UID, Fleet
@@ -22,6 +22,7 @@ from tests.bench.simfleet.handshakes import Handshakes
 from tests.bench.simfleet.master import SimMaster
 from tests.bench.simfleet.plan import Member
 from tests.figures.figure import Figure, exactly
+from tests.waiting import pause_async
 
 CALLERS = 4
 PAUSE_SECONDS = 0.1
@@ -70,7 +71,7 @@ async def _agent(folder: Path, count: int) -> dict[str, Any]:
     callers = [asyncio.create_task(shaken.keep_on(ended)) for _ in range(CALLERS)]
     swapped = kept = 0
     for number in range(count):
-        await asyncio.sleep(PAUSE_SECONDS)
+        await pause_async(PAUSE_SECONDS)
         torn = number % 10 == 4
         name = store.replace(fleet.identity(UID))
         if torn:
@@ -79,9 +80,9 @@ async def _agent(folder: Path, count: int) -> dict[str, Any]:
         shaken.swaps += 1
         try:
             swapped += server.take_identity()
-        except BrokenIdentity:
+        except AgentIdentityBroken:
             kept += torn
-    await asyncio.sleep(PAUSE_SECONDS)
+    await pause_async(PAUSE_SECONDS)
     ended.set()
     await asyncio.gather(*callers)
     await server.stop()

@@ -9,7 +9,8 @@ from tests.gateway.fleet import Fleet
 def _fresh(fleet):
     fleet.engine.script = hello
     fleet.engine.seen.clear()
-    fleet.instances.ready, fleet.instances.port, fleet.instances.generation = True, None, 1
+    fleet.pages_seen.clear()
+    fleet.instances.restore()
     fleet.table()
     return fleet
 
@@ -27,13 +28,13 @@ def fleet(_fleet):
 
 
 @pytest.fixture(scope="session", params=["fast", "asgi"])
-def _each_door(request):
-    fleet = Fleet(door=request.param, max_body_bytes=64 * 1024 * 1024, max_in_flight=1100).start()
+def _each_protocol(request):
+    fleet = Fleet(protocol=request.param, max_body_bytes=64 * 1024 * 1024, max_in_flight=1200).start()
     yield fleet
     fleet.stop()
 
 
 @pytest.fixture
-def each_door(_each_door):
+def each_protocol(_each_protocol):
     """A fleet that takes large bodies and many requests, behind either door."""
-    return _fresh(_each_door)
+    return _fresh(_each_protocol)

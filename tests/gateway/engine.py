@@ -1,4 +1,4 @@
-"""A small engine whose every byte a test decides: raw HTTP on a loopback port, one script per request."""
+"""A small engine with every byte decided by a test: raw HTTP on a loopback port, one script per request."""
 
 import asyncio
 import json
@@ -52,12 +52,28 @@ class Seen:
 Script = Callable[[Seen], Awaitable[None]]
 
 
+class EndingReader(asyncio.StreamReader):
+    """A stream that sets `ended` as soon as its peer has closed it, before the bytes in it are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.ended.set()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self.ended.set()
+
+
 async def hello(seen: Seen) -> None:
     await seen.answer(json.dumps({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode())
 
 
 class Engine:
-    """Serves by `script`; remembers what it saw. A script that ends leaves the connection open unless it closed it."""
+    """An engine that runs `script` for each request and keeps the requests in `seen`; connections stay open."""
 
     def __init__(self) -> None:
         self.script: Script = hello
@@ -71,7 +87,10 @@ class Engine:
         return self._server.sockets[0].getsockname()[1]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: asyncio.StreamReaderProtocol(EndingReader(), self._serve), "127.0.0.1", 0
+        )
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -106,12 +125,9 @@ class Engine:
             writer.transport.abort()
 
     async def _watch(self, reader: asyncio.StreamReader, seen: Seen) -> None:
-        # Nothing more may come on this connection but its end, as clients of the engine do not pipeline.
-        for _ in range(100_000):
-            if reader.at_eof() or reader.exception() is not None:
-                seen.left.set()
-                return
-            await asyncio.sleep(0.01)
+        assert isinstance(reader, EndingReader)
+        await reader.ended.wait()
+        seen.left.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> Seen | None:
         try:

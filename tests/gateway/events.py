@@ -2,7 +2,7 @@
 
 import json
 
-from tests.gateway.client import ask
+from tests.gateway.downstream import ask
 
 STREAM = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":7}}\n\n'
@@ -28,4 +28,4 @@ def streamed(fleet, *pieces, body=None):
 
 
 def counted(fleet):
-    return sum(value for (model_id, kind), value in fleet.figures.tokens.items() if model_id == "m")
+    return sum(value for (model_id, kind), value in fleet.metrics.tokens.items() if model_id == "m")

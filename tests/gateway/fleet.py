@@ -1,4 +1,4 @@
-"""A node and a gateway for tests: the real relay over mutual TLS, the real door under uvicorn, a table by hand."""
+"""A node and a gateway for tests: the real relay over mutual TLS, the real protocol in uvicorn, a given table."""
 
 import asyncio
 import socket
@@ -16,24 +16,29 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from agent.common.http1.sockets import SocketLimit
+from agent.common.tls_pins import spki_sha256
 from agent.errors import AgentError
 from agent.running import EngineTarget
 from agent.server.guard import refusal
 from agent.server.relay import Relay
 from agent.wire.base import API_PREFIX, node_server_name
 from agent.wire.errors import AgentCode
-from agent.wire.tls import spki_sha256
+from mirbad.web.connection import PageConnection
+from mirbad.web.refusals import Refusals
 from models_app import keys
+from models_app.gateway import refusals
 from models_app.gateway.access import AccessLog
-from models_app.gateway.door import Gateway, Options
-from models_app.gateway.front import Front
-from models_app.gateway.metrics import Figures
-from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+from models_app.gateway.metrics import GatewayMetrics
+from models_app.gateway.protocol import V1ProtocolFactory
+from models_app.gateway.service import Gateway, GatewayOptions
+from models_app.gateway.table import KeyEntry, ModelEntry, NodeState, RouteEntry, RouteState, RoutingTable
 from models_app.usage import Sums
 from nodes.link.transport import Endpoint, client_context
 from nodes.pki import certs
 from nodes.pki.tls import TlsIdentity, server_context
 from tests.gateway.engine import Engine
+from tests.waiting import pause_async, until_async, until_still
 
 T = TypeVar("T")
 UID = "6f1f0c1e-52a1-4b8e-9df4-0d6ef2a0a001"
@@ -67,16 +72,19 @@ class Trust:
 
 
 class Instances:
-    """What the relay asks of the agent's engines."""
+    """The agent's engines as the relay sees them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.restore()
+
+    def restore(self) -> None:
+        """Hold one ready instance `p1`, whose engine listens where it does."""
         self.port: int | None = None
-        self.ready = True
-        self.generation = 1
+        self.ready, self.generation, self.known = True, 1, {"p1"}
 
     def view(self, instance_id: str) -> Any:
-        if instance_id != "p1":
+        if instance_id not in self.known:
             raise AgentError(AgentCode.NOT_FOUND, "no such instance")
         return SimpleNamespace(model_id="m", generation=self.generation)
 
@@ -135,7 +143,7 @@ class Node:
         self._server.close()
         for _ in range(20):  # a connection may be in its handshake now and stand in a moment
             self.relay.cut()
-            await asyncio.sleep(0.01)
+            await pause_async(0.01)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -146,32 +154,35 @@ class Node:
         await self.engine.stop()
 
 
-def model(state: RouteState = RouteState.READY, **changes: Any) -> Model:
-    route = Route("p1", "m", "n1", 1, state)
-    plain = Model("m", ("m", "org/m"), 1700000000, 5.0, 5.0, 0.0, (route,))
+def model(state: RouteState = RouteState.READY, **changes: Any) -> ModelEntry:
+    route = RouteEntry("p1", "m", "n1", 1, state)
+    plain = ModelEntry("m", ("m", "org/m"), 1700000000, 5.0, 5.0, 0.0, (route,))
     return replace(plain, **changes)
 
 
 class Fleet:
     """One node and one gateway in a thread of their own; tests talk to `port` and decide the table."""
 
-    def __init__(self, *, max_body_bytes: int = 1024 * 1024, max_in_flight: int = 32, door: str = "fast") -> None:
+    def __init__(self, *, max_body_bytes: int = 1024 * 1024, max_in_flight: int = 32, protocol: str = "fast") -> None:
         self.grace_seconds = 1
-        self.door = door
+        self.protocol = protocol
         self.trust = Trust()
         self.node = Node(self.trust)
-        self.figures = Figures()
+        self.metrics = GatewayMetrics()
         self.loop = uvloop.new_event_loop()
-        self.options = Options(max_body_bytes, max_in_flight)
+        self.options = GatewayOptions(max_body_bytes, max_in_flight)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._ready = threading.Event()
         self._server: uvicorn.Server | None = None
         self.gateway: Gateway = None  # type: ignore[assignment]
         self.port = 0
-        self._table = Table()
+        self._table = RoutingTable()
         self.used: set[int] = set()
         self.sums: dict[Any, Any] = {}
         self.access: AccessLog | None = None
+        self.sockets = SocketLimit(5000)
+        self.refusals = Refusals(refusals.response)
+        self.pages_seen: list[bytes] = []
 
     @property
     def engine(self) -> Engine:
@@ -186,15 +197,15 @@ class Fleet:
             "n1", "127.0.0.1", self.node.port, node_server_name(UID), self.trust.client, loopback_allowed=True
         )
 
-    def table(self, *models: Model, state: NodeState = NodeState.SERVING, **changes: Any) -> None:
+    def table(self, *models: ModelEntry, state: NodeState = NodeState.SERVING, **changes: Any) -> None:
         """Let the gateway route by this table from now on."""
         served = models or (model(),)
-        plain = Table(
+        plain = RoutingTable(
             version=self._table.version + 1,
             keys={
-                keys.digest(SECRET): Key(1, "test", None, None),
-                keys.digest(NARROW_SECRET): Key(2, "narrow", frozenset({"other"}), None),
-                keys.digest(EXPIRED_SECRET): Key(3, "expired", None, datetime(2020, 1, 1, tzinfo=UTC)),
+                keys.digest(SECRET): KeyEntry(1, "test", None, None),
+                keys.digest(NARROW_SECRET): KeyEntry(2, "narrow", frozenset({"other"}), None),
+                keys.digest(EXPIRED_SECRET): KeyEntry(3, "expired", None, datetime(2020, 1, 1, tzinfo=UTC)),
             },
             models={name: m for m in served for name in m.names},
             nodes={"n1": state},
@@ -223,15 +234,23 @@ class Fleet:
 
         return asyncio.run_coroutine_threadsafe(awaited(), self.loop).result(20)
 
+    def signal(self, event: asyncio.Event) -> None:
+        """Set an event that a script of the engine waits for."""
+        self.loop.call_soon_threadsafe(event.set)
+
+    def wait_until_stalled(self, sent: Any, seconds: float = 10.0) -> int:
+        """Wait until `sent()` bytes do not grow for 0.3 s, and return them: every buffer on the way is full."""
+        return until_still(sent, seconds)
+
     def wait_for(self, true: Any, seconds: float) -> bool:
-        """Whether `true()` came to be within `seconds`, looked at in the fleet's loop."""
+        """Return whether `true()` holds within `seconds`, checked in the fleet's loop."""
 
         async def look() -> bool:
-            for _ in range(int(seconds / 0.01)):
-                if true():
-                    return True
-                await asyncio.sleep(0.01)
-            return bool(true())
+            try:
+                await until_async(true, "", seconds, every=0.01)
+            except AssertionError:
+                return False
+            return True
 
         return self.run(look())
 
@@ -243,8 +262,8 @@ class Fleet:
 
     async def _main(self) -> None:
         await self.node.start()
-        self.gateway = Gateway(self.options, figures=self.figures, source=self, sink=self, access=self.access)
-        front = {"http": Front(self.gateway.serve)} if self.door == "fast" else {"http": "httptools"}
+        self.gateway = Gateway(self.options, metrics=self.metrics, source=self, sink=self, access=self.access)
+        front = {"http": V1ProtocolFactory(self.gateway.serve, self.sockets) if self.protocol == "fast" else self._page}
         config = uvicorn.Config(
             self._app,
             log_config=None,
@@ -253,6 +272,7 @@ class Fleet:
             lifespan="on",
             timeout_graceful_shutdown=self.grace_seconds,
             interface="asgi3",
+            ws="websockets-sansio",
             **front,
         )
         self._server = uvicorn.Server(config)
@@ -264,7 +284,7 @@ class Fleet:
 
     # The source of the gateway's table
 
-    def read(self, known: int | None) -> Table | None:
+    def read(self, known: int | None) -> RoutingTable | None:
         return None if known == self._table.version else self._table
 
     def write(self, used: set[int], sums: dict[Any, Any]) -> None:
@@ -277,9 +297,40 @@ class Fleet:
     def close(self) -> None:
         pass
 
+    def _page(self, **parts: Any) -> asyncio.Protocol:
+        return PageConnection(**parts, sockets=self.sockets, refusals=self.refusals)
+
+    async def _echo(self, receive: Any, send: Any) -> None:
+        """Serve in the place of Django: the length of the body, after the page's pause."""
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.pages_seen.append(body)
+        await self.page_pause()
+        text = b"%d" % len(body)
+        headers = [(b"content-length", b"%d" % len(text))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    async def page_pause(self) -> None:
+        """Wait before a page answers; a test may replace it."""
+
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/pages/"):
+            await self._echo(receive, send)
+            return
         if scope["type"] == "http":
             await self.gateway(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
             return
         await receive()
         await self.gateway.start()

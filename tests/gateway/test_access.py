@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models_app.gateway import access, core
-from models_app.gateway.access import AccessLog, Line
-from tests.gateway.client import ask, refused
+from models_app.gateway.access import AccessLog, AccessLogLine
+from tests.gateway.downstream import ask, refused
 from tests.gateway.fleet import SECRET, Fleet
 
 pytestmark = pytest.mark.e2e
@@ -46,7 +46,7 @@ def test_each_request_is_one_line_without_keys_and_prompts(logged):
 
 
 def line_of(**changes):
-    plain = Line(
+    plain = AccessLogLine(
         1764439200.25, "req-" + "0a" * 12, "ab" * 16, None, "POST", "/v1/embeddings", "m", "n", 200, "ok",
         1.5, None, 0.25, None, 0,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_app.gateway import body as bodies
-from models_app.gateway.refusals import Refusal
+from models_app.gateway.errors import GatewayError
 
 pytestmark = pytest.mark.unit
 
@@ -17,7 +17,7 @@ LARGE = "x" * (bodies.WHOLE_PARSE_BYTES + 1)
 
 
 def refused(body):
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(GatewayError) as caught:
         bodies.peek(body)
     return caught.value
 
@@ -41,7 +41,7 @@ def test_members_are_found_at_the_top_level_only(body, expected, large):
     if large:
         body = body.replace(b"{", b'{"filler":"' + LARGE.encode() + b'",', 1)
     found = bodies.peek(body)
-    assert (found.model, found.stream, found.has_stream_options) == expected
+    assert (found.model, found.stream, found.options_at is not None) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,15 @@ def test_the_walk_sees_what_a_whole_parse_sees(members, indent):
     except UnicodeDecodeError:
         return
     wanted = {name: value for name, value in members.items() if name in ("model", "stream", "stream_options")}
-    assert bodies._walk(text) == wanted
+    assert bodies.members.run(bodies._walk(text))[0] == wanted
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=500, deadline=None)
 def test_noise_is_refused_by_name_only(noise):
-    with suppress(Refusal):
-        bodies.peek(noise)
-    with suppress(bodies._Odd):
-        bodies._walk(noise)
+    assert refused(noise).status == 400
+    with suppress(GatewayError):
+        assert isinstance(bodies.members.run(bodies._walk(noise)), tuple)
 
 
 def test_a_megabyte_is_walked_without_being_parsed():
@@ -140,6 +139,20 @@ def test_a_megabyte_is_walked_without_being_parsed():
 
 @pytest.mark.parametrize("body", [b"{}", b" { } ", b'{"model":"m"}', b'\n{\n "model":"m"}', b'{"a":{"b":[]}}'])
 def test_asking_for_usage_adds_one_member_and_changes_no_other(body):
-    asked = json.loads(bodies.with_usage(body))
+    asked = json.loads(bodies.with_usage(bodies.BodyPeek("m", stream=True, body=body)))
     assert asked.pop("stream_options") == {"include_usage": True}
     assert asked == json.loads(body)
+
+
+@pytest.mark.parametrize("filler", [0, bodies.WHOLE_PARSE_BYTES])
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": 1, "x": [1, {"y": "}"}]}])
+def test_asking_for_usage_replaces_only_the_options_that_do_not(options, kind, filler):
+    sent = {"model": "m", "f": "x" * filler, "stream": True, "stream_options": options, "messages": [{"a": "b"}]}
+    found = bodies.peek(kind(json.dumps(sent).encode()))
+    assert not found.asks_usage
+    assert json.loads(bodies.with_usage(found)) == {
+        **sent, "stream_options": {**(options or {}), "include_usage": True}
+    }  # fmt: skip
+    sent["stream_options"] = {"include_usage": True}
+    assert bodies.peek(json.dumps(sent).encode()).asks_usage

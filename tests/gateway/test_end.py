@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.gateway.client import Raw
+from tests.gateway.downstream import Raw
 from tests.gateway.fleet import Fleet
 
 pytestmark = pytest.mark.e2e

@@ -156,4 +156,4 @@ def test_pages_change_and_rotate_keys(operator):
     assert shown["Cache-Control"] == "no-store"
     assert key.prefix in shown.content.decode()
     assert key.previous_digest == keys.digest(secret)
-    assert b"5 at a time" in client.get(reverse("models:keys")).content
+    assert b"5 concurrent" in client.get(reverse("models:keys")).content

@@ -1,21 +1,21 @@
 """A client that leaves or does not read: the engine ends its work, and memory stays small."""
 
-import asyncio
 import time
 
 import psutil
 import pytest
 
 from models_app.gateway.table import RouteState
-from tests.gateway.client import Raw
+from tests.gateway.downstream import Raw
 from tests.gateway.events import STREAM, delta
 from tests.gateway.fleet import model
+from tests.waiting import pause_async
 
 pytestmark = pytest.mark.e2e
 
 
 def leave(fleet, script, read):
-    """Ask, `read` what the case waits for, leave; seconds until the engine knew."""
+    """Send a request, `read` a part of its response, disconnect. Return the seconds until the engine noticed."""
     fleet.engine.script = script
     client = Raw(fleet)
     client.post(STREAM)
@@ -23,13 +23,13 @@ def leave(fleet, script, read):
     read(client)
     seen = fleet.engine.seen[-1]
     assert not seen.left.is_set()
-    before = fleet.figures.disconnects["m"]
+    before = fleet.metrics.disconnects["m"]
     client.socket.close()
     began = time.monotonic()
     assert fleet.wait_for(seen.left.is_set, 2)
     took = time.monotonic() - began
-    assert fleet.wait_for(lambda: fleet.figures.disconnects["m"] == before + 1, 1)
-    assert not fleet.gateway.exchanges.flight
+    assert fleet.wait_for(lambda: fleet.metrics.disconnects["m"] == before + 1, 1)
+    assert not fleet.gateway.upstream.in_flight
     return took
 
 
@@ -45,7 +45,7 @@ def test_a_client_that_leaves_amid_a_stream_ends_the_engines_work_within_a_secon
         await seen.head("Content-Type: text/event-stream", "Transfer-Encoding: chunked")
         while not seen.left.is_set():
             await seen.chunk(delta("x"))
-            await asyncio.sleep(0.02)
+            await pause_async(0.02)
 
     assert leave(fleet, script, lambda client: client.read_until(b"data:")) < 1
 
@@ -72,8 +72,8 @@ def test_a_client_that_leaves_while_it_sends_costs_nothing(fleet):
     with Raw(fleet) as client:
         client.head("Content-Length: 1000")
         client.socket.sendall(b"{")
-        assert fleet.wait_for(lambda: fleet.gateway.in_flight == 1, 2)
-    assert fleet.wait_for(lambda: fleet.gateway.in_flight == 0, 2)
+        assert fleet.wait_for(lambda: fleet.gateway.places.taken == 1, 2)
+    assert fleet.wait_for(lambda: fleet.gateway.places.taken == 0, 2)
     assert fleet.engine.seen == []
 
 
@@ -89,12 +89,7 @@ def test_a_reader_that_does_not_read_stops_the_engine_and_memory_does_not_grow(f
         client.read_until(b"data:")
         seen = fleet.engine.seen[-1]
         memory = psutil.Process().memory_info().rss
-        last = -1
-        deadline = time.monotonic() + 10
-        while seen.sent != last and time.monotonic() < deadline:
-            last = seen.sent
-            time.sleep(0.3)
-        assert seen.sent == last  # everything on the way is full, and nothing more is taken
+        last = fleet.wait_until_stalled(lambda: seen.sent)
         # The kernel's buffers of three connections hold most of it; the processes hold little.
         assert psutil.Process().memory_info().rss - memory < 16 * 1024 * 1024
         read = 0
@@ -104,8 +99,8 @@ def test_a_reader_that_does_not_read_stops_the_engine_and_memory_does_not_grow(f
 
 
 def test_a_client_that_leaves_while_it_waits_is_forgotten(fleet):
-    fleet.table(model(RouteState.COMING, wait_seconds=30.0))
+    fleet.table(model(RouteState.STARTING, wait_seconds=30.0))
     with Raw(fleet) as client:
         client.post({"model": "m"})
-        assert fleet.wait_for(lambda: fleet.figures.waiting["m"] == 1, 2)
-    assert fleet.wait_for(lambda: fleet.figures.waiting["m"] == 0, 1)
+        assert fleet.wait_for(lambda: fleet.metrics.waiting["m"] == 1, 2)
+    assert fleet.wait_for(lambda: fleet.metrics.waiting["m"] == 0, 1)

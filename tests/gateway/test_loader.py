@@ -1,6 +1,7 @@
 """The routing table as it is read from the rows, and how it is kept fresh."""
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -9,7 +10,7 @@ import pytest
 from mirbad.kernel.actor import CONFIG
 from models_app import keys, routing
 from models_app.gateway import loader
-from models_app.gateway.table import NodeState, RouteState, Table
+from models_app.gateway.table import NodeState, RouteState, RoutingTable
 from models_app.models import ApiKey, ModelDefinition, Placement
 from nodes.models import Node, NodePin
 from nodes.pki import authority
@@ -42,15 +43,15 @@ def trust():
     ("desired", "observed", "expected"),
     [
         ("running", "ready", RouteState.READY),
-        ("running", "starting", RouteState.COMING),
-        ("running", "stopped", RouteState.COMING),
-        ("running", "unknown", RouteState.COMING),
-        ("running", "failed", RouteState.DOWN),
+        ("running", "starting", RouteState.STARTING),
+        ("running", "stopped", RouteState.STARTING),
+        ("running", "unknown", RouteState.STARTING),
+        ("running", "failed", RouteState.RESTARTING),
         ("running", "unhealthy", RouteState.DOWN),
         ("running", "stopping", RouteState.DOWN),
-        ("stopped", "ready", RouteState.DOWN),
-        ("stopped", "stopped", RouteState.DOWN),
-        ("stopped", "starting", RouteState.DOWN),
+        ("stopped", "ready", RouteState.STOPPED),
+        ("stopped", "stopped", RouteState.STOPPED),
+        ("stopped", "starting", RouteState.STOPPED),
     ],
 )
 def test_a_route_is_ready_only_when_it_is_wanted_and_seen(desired, observed, expected):
@@ -99,6 +100,59 @@ def test_names_time_outs_and_dial_addresses_come_from_the_rows(trust):
     assert loader.build().endpoints == table.endpoints  # so that connections are kept
 
 
+@pytest.mark.parametrize(
+    ("settings", "context"),
+    [
+        ({"runtime": "vllm", "context_length": 4096}, 4096),
+        ({"runtime": "vllm", "context_length": 4096, "args": ["--max-model-len=8k"]}, 8000),
+        ({"runtime": "vllm", "args": ["--max_model_len", "8192"]}, 8192),
+        ({"runtime": "vllm", "context_length": 4096, "args": ["--max-model-len", "auto"]}, None),
+        ({"runtime": "vllm"}, None),
+        ({"runtime": "llama.cpp", "context_length": 4096, "args": ["--parallel", "4"]}, 4096),
+        ({"runtime": "llama.cpp", "args": ["-c", "8192", "--parallel", "4"]}, 2048),
+        ({"runtime": "llama.cpp", "args": ["-c", "8192", "--parallel", "4", "--kv-unified"]}, 8192),
+        ({"runtime": "llama.cpp", "context_length": 4096, "args": ["-c", "0"]}, None),
+        ({"runtime": "llama.cpp"}, None),
+        ({"runtime": "sim", "context_length": 100}, 100),
+        ({"runtime": "sim", "args": ["--context-length", "50"]}, 50),
+    ],
+)
+def test_the_context_of_a_request_is_known_where_the_definition_says_it(settings, context):
+    ModelDefinition.objects.create(id="m", delivery="process", **settings)
+    assert loader.build().models["m"].context_length == context
+
+
+@pytest.mark.parametrize(
+    ("reported", "defined_length", "context"),
+    [
+        ([4096], None, 4096),
+        ([4096], 8192, 4096),
+        ([8192, 4096], None, 4096),
+        ([4096, None], None, None),
+        ([4096, None], 2048, 2048),
+        (["10" * 20], None, None),
+        ([-1], None, None),
+        ([True], None, None),
+        ([None], None, None),
+    ],
+)
+def test_the_context_is_the_smallest_that_the_ready_engines_report(reported, defined_length, context):
+    defined("m", context_length=defined_length)
+    for number, tokens in enumerate(reported):
+        placed("m", f"n{number}", replica=UUID(int=number), observed_view={"contextLength": tokens})
+    placed("m", "n9", observed="starting", replica=UUID(int=9), observed_view={"contextLength": 1})
+    assert loader.build().models["m"].context_length == context
+
+
+def test_the_owner_is_the_publisher_of_the_weights():
+    for name, sources in {"none": [], "two": ["Qwen/Qwen3", "other/draft"], "odd": ["gpt2"], "folder": [""]}.items():
+        made = defined(name)
+        for position, repository in enumerate(sources):
+            made.sources.create(kind="huggingface", repository=repository, folder="f", position=position)
+    owners = {name: model.owner for name, model in loader.build().models.items()}
+    assert owners == {"none": "", "two": "Qwen", "odd": "", "folder": ""}
+
+
 def test_revoked_keys_are_not_in_the_table_and_expired_ones_are_told_apart_later():
     defined("m")
     until = datetime.now(UTC) + timedelta(hours=1)
@@ -125,7 +179,7 @@ def test_the_number_of_queries_does_not_grow_with_the_rows(trust, django_assert_
 
 def test_an_unchanged_version_is_one_query(django_assert_num_queries):
     routing.bump()
-    source = loader.Database()
+    source = loader.GatewayDatabase()
     table = source.read(None)
     assert table is not None
     with django_assert_num_queries(1):
@@ -138,37 +192,40 @@ def test_the_last_use_of_keys_is_written_for_many_at_once(django_assert_num_quer
     ids = {keys.create(name, actor=CONFIG)[0].id for name in "abc"}
     unused, _ = keys.create("unused", actor=CONFIG)
     with django_assert_num_queries(3):  # its transaction, and one statement for all
-        loader.Database().write(ids, {})
+        loader.GatewayDatabase().write(ids, {})
     assert set(ApiKey.objects.exclude(last_used_at=None).values_list("id", flat=True)) == ids
     unused.refresh_from_db()
     assert unused.last_used_at is None
 
 
-class Source:
+class TableSource:
     """A source by hand, which can fail."""
 
     def __init__(self):
         self.version, self.reads, self.fails, self.closed = 0, [], False, 0
+        self.closed_thrice = threading.Event()
 
     def read(self, known):
         self.reads.append(known)
         if self.fails:
             raise OSError("the database is away")
-        return None if known == self.version else Table(version=self.version)
+        return None if known == self.version else RoutingTable(version=self.version)
 
     def close(self):
         self.closed += 1
+        if self.closed == 3:
+            self.closed_thrice.set()
 
 
 @pytest.fixture
 def source(monkeypatch):
     monkeypatch.setattr(loader, "POLL_SECONDS", 0.02)
-    return Source()
+    return TableSource()
 
 
 async def test_a_change_is_swapped_in_and_told(source):
     seen = []
-    table = loader.Loader(seen.append, source)
+    table = loader.TableLoader(seen.append, source)
     await table.start()
     assert [t.version for t in seen] == [0]
     source.version = 5
@@ -180,7 +237,7 @@ async def test_a_change_is_swapped_in_and_told(source):
 
 async def test_without_a_change_the_table_is_still_rebuilt_now_and_then(source, monkeypatch):
     monkeypatch.setattr(loader, "REBUILD_SECONDS", 0.1)
-    table = loader.Loader(lambda _: None, source)
+    table = loader.TableLoader(lambda _: None, source)
     await table.start()
     await asyncio.wait_for(table.changed(), 2)
     assert source.reads.count(None) >= 2
@@ -190,13 +247,10 @@ async def test_without_a_change_the_table_is_still_rebuilt_now_and_then(source, 
 
 async def test_a_database_that_is_away_leaves_the_last_table_in_use(source, caplog):
     source.version = 3
-    table = loader.Loader(lambda _: None, source)
+    table = loader.TableLoader(lambda _: None, source)
     await table.start()
     source.fails, source.version = True, 4
-    for _ in range(200):
-        await asyncio.sleep(0.01)
-        if source.closed >= 3:
-            break
+    assert await asyncio.to_thread(source.closed_thrice.wait, 5)
     assert table.table.version == 3
     source.fails = False
     await asyncio.wait_for(table.changed(), 2)
@@ -206,9 +260,9 @@ async def test_a_database_that_is_away_leaves_the_last_table_in_use(source, capl
 
 async def test_a_hint_that_the_table_is_wrong_reads_it_at_once(source, monkeypatch):
     monkeypatch.setattr(loader, "POLL_SECONDS", 10)
-    table = loader.Loader(lambda _: None, source)
+    table = loader.TableLoader(lambda _: None, source)
     await table.start()
-    table.hurry()
+    table.rebuild_now()
     await asyncio.wait_for(table.changed(), 3)
     await table.stop()
 
@@ -217,9 +271,9 @@ async def test_a_hint_that_the_table_is_wrong_reads_it_at_once(source, monkeypat
     ("second", "expected"),
     [
         ("ready", RouteState.READY),
-        ("starting", RouteState.COMING),
-        ("stopped", RouteState.COMING),
-        ("failed", RouteState.DOWN),
+        ("starting", RouteState.STARTING),
+        ("stopped", RouteState.STARTING),
+        ("failed", RouteState.RESTARTING),
         ("unhealthy", RouteState.DOWN),
         ("stopping", RouteState.DOWN),
     ],
@@ -243,3 +297,12 @@ def test_what_is_left_of_a_replica_without_its_rank_0_is_no_route():
     defined("m")
     placed("m", "n2", replica=REPLICA, shard=1, shards=2)
     assert loader.build().models["m"].routes == ()
+
+
+def test_the_table_has_the_places_of_placements_that_are_not_routed(trust):
+    for name, routed in (("a", True), ("b", False)):
+        defined(name)
+        placed(name, "n1", routed=routed)
+    built = loader.build()
+    assert built.placed == {("a", "n1"), ("b", "n1")}
+    assert [len(built.models[name].routes) for name in "ab"] == [1, 0]

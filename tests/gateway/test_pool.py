@@ -1,14 +1,14 @@
-"""Connections to a node: few handshakes at a time, none for what becomes free, no waiting for a node that is dead."""
+"""Connections to a node: few handshakes at a time, none if one is released, no waiting for a dead node."""
 
 import asyncio
 import contextlib
 
 import pytest
 
-from agent.wire.http1.client import ConnectFailed, Connection
+from agent.common.http1.client import ClientConnection, ConnectFailed
 from models_app.gateway.pool import DIALS_AT_ONCE, NodePool
 from nodes.link.transport import Endpoint
-from tests.gateway.test_upstream import FakeTransport
+from tests.gateway.upstream import FakeTransport
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ class Dialled(NodePool):
         if error is not None:
             dial.set_exception(error)
             return None
-        connection = Connection(self.loop)
+        connection = ClientConnection(self.loop)
         connection.connection_made(FakeTransport())
         dial.set_result(connection)
         return connection

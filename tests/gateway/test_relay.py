@@ -1,12 +1,12 @@
-"""The relay on the node: what it passes, and what it does not."""
+"""The relay on the node: the requests and headers that it passes, and those that it refuses."""
 
 import json
 
 import aiohttp
 import pytest
 
+from agent.common.http1.client import ConnectFailed
 from agent.wire.base import node_server_name
-from agent.wire.http1.client import ConnectFailed
 from models_app.gateway.pool import NodePool
 from nodes.link.transport import Endpoint, client_context
 from tests.gateway.fleet import ENGINE_KEY, UID, Trust
@@ -75,7 +75,11 @@ def test_an_engine_that_is_not_ready_or_not_there_is_a_refusal_of_the_agent(flee
 def test_what_the_engine_says_is_marked_as_its_answer(fleet, path):
     async def script(seen):
         await seen.answer(
-            b"x", "Content-Type: text/plain", "Set-Cookie: a=b", "Mirbad-Answer: agent", "Content-Encoding: gzip"
+            b"x",
+            "Content-Type: text/plain",
+            "Set-Cookie: a=b",
+            "Mirbad-Answer: agent",
+            "Content-Encoding: gzip",
         )
 
     fleet.engine.script = script
@@ -130,6 +134,6 @@ def test_a_node_with_another_key_gets_no_request(fleet):
         connection.begin(b"GET /agent/v1/instances/p1/relay/health HTTP/1.1\r\nHost: n\r\n\r\n", b"")
         await connection.head(2)
 
-    with pytest.raises(Exception, match="ended before"):
+    with pytest.raises(Exception, match="closed before the response"):
         fleet.run(ask_as_a_stranger())
     assert fleet.engine.seen == []

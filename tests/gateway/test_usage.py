@@ -1,4 +1,4 @@
-"""Usage is read on the side; only the event that the client did not ask for is kept from it."""
+"""Usage is read from a copy; only the usage event that downstream did not ask for is withheld."""
 
 import json
 
@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models_app.gateway.usage import HOLD_BYTES, WHOLE_PARSE_BYTES, EventReader, JsonReader, Usage, usage_of
+from models_app.gateway.usage import (
+    HOLD_BYTES,
+    EventReader,
+    TokenUsage,
+    reader_for,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -19,6 +24,7 @@ DELTA = event({"choices": [{"delta": {"content": "café"}}]})
 FINISH = event({"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
 ONLY = event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
 DONE = event("[DONE]")
+P, C = "prompt_tokens", "completion_tokens"
 
 
 def run(stream, where, *, withhold):
@@ -32,13 +38,13 @@ def run(stream, where, *, withhold):
 @pytest.mark.parametrize(
     ("stream", "usage"),
     [
-        (DELTA + ONLY + DONE, Usage(5, 7)),
-        (DELTA + FINISH + DONE, Usage(5, 7)),
-        (DELTA + FINISH + ONLY + DONE, Usage(5, 7)),
+        (DELTA + ONLY + DONE, TokenUsage(5, 7)),
+        (DELTA + FINISH + DONE, TokenUsage(5, 7)),
+        (DELTA + FINISH + ONLY + DONE, TokenUsage(5, 7)),
         (DELTA + event({"choices": [{}], "usage": None}) + DONE, None),
         (event({"choices": [], "usage": None}) + DONE, None),
-        (event('{"choices":[],"usage" : {"prompt_tokens":1,"completion_tokens":2}}', space=""), Usage(1, 2)),
-        (event({"choices": [], "usage": {"prompt_tokens": 1, "details": {"cached": {"a": 0}}}}), Usage(1, None)),
+        (event('{"choices":[],"usage" : {"prompt_tokens":1,"completion_tokens":2}}', space=""), TokenUsage(1, 2)),
+        (event({"choices": [], "usage": {"prompt_tokens": 1, "details": {"cached": {"a": 0}}}}), TokenUsage(1, None)),
         (event({"choices": [], "usage": {"prompt_tokens": "many", "completion_tokens": True}}), None),
         (event('{"choices":[{"delta":{"content":"say \\"usage\\": {}"}}]}'), None),
         (event('not json with "usage"'), None),
@@ -47,10 +53,10 @@ def run(stream, where, *, withhold):
             + event({"message": {"usage": {"input_tokens": 4, "output_tokens": 1}}})
             + b"event: message_delta\n"
             + event({"usage": {"output_tokens": 9}}),
-            Usage(4, 9),
+            TokenUsage(4, 9),
         ),
-        (event({"response": {"usage": {"input_tokens": 4, "output_tokens": 6}}}), Usage(4, 6)),
-        (b'data: {"choices":[],\ndata: "usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n', Usage(3, 4)),
+        (event({"response": {"usage": {"input_tokens": 4, "output_tokens": 6}}}), TokenUsage(4, 6)),
+        (b'data: {"choices":[],\ndata: "usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n', TokenUsage(3, 4)),
     ],
 )
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
@@ -68,12 +74,12 @@ def test_usage_is_the_last_that_was_reported_however_the_bytes_are_split(stream,
 def test_only_the_usage_event_is_withheld(where, end):
     before, after = DELTA * 2 + FINISH, DONE + b": a comment\n\n"
     before, only, after = (part.replace(b"\n", end) for part in (before, ONLY, after))
-    assert run(before + only + after, where, withhold=True) == (before + after, Usage(5, 7))
-    assert run(before + only, where, withhold=True) == (before, Usage(5, 7))
+    assert run(before + only + after, where, withhold=True) == (before + after, TokenUsage(5, 7))
+    assert run(before + only, where, withhold=True) == (before, TokenUsage(5, 7))
 
 
 def test_a_usage_event_without_its_empty_line_is_withheld_at_the_end():
-    assert run(DELTA + ONLY.rstrip(b"\n"), [], withhold=True) == (DELTA, Usage(5, 7))
+    assert run(DELTA + ONLY.rstrip(b"\n"), [], withhold=True) == (DELTA, TokenUsage(5, 7))
 
 
 def test_an_unfinished_event_passes_at_the_end():
@@ -84,7 +90,10 @@ def test_an_unfinished_event_passes_at_the_end():
 @settings(max_examples=50, deadline=None)
 def test_an_event_without_end_is_not_held_for_ever(where):
     long = event({"choices": [{"delta": {"content": "z" * 3 * HOLD_BYTES}}]})
-    assert run(long + ONLY + DONE, where, withhold=True) == (long + DONE, Usage(5, 7))
+    assert run(long + ONLY + DONE, where, withhold=True) == (long + DONE, TokenUsage(5, 7))
+
+
+def test_little_of_an_event_without_end_is_held():
     reader = EventReader(withhold=True)
     held = max(fed - len(out) for fed, out in _amounts(reader, b"data: " + b"x" * 1000, 1000))
     assert held <= HOLD_BYTES + 2000
@@ -106,44 +115,142 @@ def test_what_is_no_usage_event_is_never_changed(pieces):
     assert b"".join(reader.feed(p) for p in pieces if p) + reader.finish() == stream
 
 
-def read_json(data, size=5000):
-    reader = JsonReader()
-    passed = b"".join(reader.feed(data[i : i + size]) for i in range(0, len(data), size)) + reader.finish()
-    assert passed == data
-    return reader.usage
+def events(*pieces):
+    """The bytes that a reader without `withhold` passes, its usage, and whether it saw an error."""
+    reader = EventReader(withhold=False)
+    passed = b"".join(reader.feed(piece) for piece in pieces) + reader.finish()
+    return passed, reader.usage, reader.failed
 
 
-def test_usage_of_a_small_answer_is_parsed():
-    assert read_json(b'{"choices":[],"usage" : {"prompt_tokens":3,"x":{"y":{}},"completion_tokens":4}}') == Usage(3, 4)
-    assert read_json(b'{"usage":null}') is None
-    assert read_json(b"not json") is None
+def test_a_later_report_counts_and_completes_an_earlier_one():
+    first = event({"usage": {P: 1, C: 2}})
+    assert events(first + event({"usage": {P: 3}}))[1] == TokenUsage(3, 2)
+    assert events(first + event({"usage": {C: 4}}))[1] == TokenUsage(1, 4)
+    assert events(first + event({"usage": {}}))[1] == TokenUsage(1, 2)
 
 
-def test_usage_of_a_large_answer_is_found_at_its_end():
-    data = [{"embedding": [0.25] * 1000}] * 600
-    text = json.dumps({"data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3, "d": {"e": {}}}, "x": None})
-    assert len(text) > 2 * WHOLE_PARSE_BYTES
-    assert read_json(text.encode()) == Usage(3, None)
-
-
-def test_a_large_answer_that_only_talks_of_usage_reports_none():
-    text = json.dumps({"content": "z" * 2 * WHOLE_PARSE_BYTES, "end": 'he said "usage": {"prompt_tokens": 9}'})
-    assert read_json(text.encode()) is None
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda x: (
-            st.lists(x)
-            | st.dictionaries(
-                st.sampled_from(["usage", "response", "message", "prompt_tokens", "completion_tokens"]), x
-            )
-        ),
-        max_leaves=8,
-    )
+@pytest.mark.parametrize(
+    ("text", "usage"),
+    [
+        ('data: {"usage": {"prompt_tokens": 3}, "text": "half \\ud83d"}', TokenUsage(3, None)),
+        ('data: {"usage": {"prompt_tokens": 3}, "deep": ' + "[" * 100_000 + "]" * 100_000 + "}", None),
+        ('data: {"usage": {"prompt_tokens": 1\ndata: 2}}', None),  # lines of data are joined by a line break
+        ('data: {"usage": \ndata: {"prompt_tokens": 12}}', TokenUsage(12, None)),
+        ('data: {"usage":\nid: 7\n: {"prompt_tokens": 9}\ndata: {"prompt_tokens": 12}}', TokenUsage(12, None)),
+        ('xdata: {"usage": {"prompt_tokens": 3}}', None),
+    ],
+    ids=["lone surrogate", "deep", "split number", "split event", "other fields", "no data"],
 )
-@settings(max_examples=300, deadline=None)
-def test_any_answer_has_usage_or_none(answer):
-    found = usage_of(answer)
-    assert found is None or (found.prompt or 0) >= 0 <= (found.completion or 0)
+def test_data_of_an_event_is_read_as_the_specification_says(text, usage):
+    assert events(text.encode() + b"\n\n")[1] == usage
+
+
+def test_data_that_is_not_utf_8_has_no_usage():
+    assert events(b'data: {"usage": {"prompt_tokens": 3}, "x": "\xff"}\n\n')[1] is None
+
+
+ERROR = event({"error": {"message": "EngineCore died"}})
+
+
+@pytest.mark.parametrize(
+    ("stream", "failed"),
+    [
+        (DELTA + ERROR + DONE, True),
+        (ERROR + event({"error": None}), True),
+        (ERROR + event({"error": None, "usage": {P: 1}}), True),
+        (event({"error": None}), False),
+        (event({"choices": [{"delta": {"content": 'an "error": {}'}}]}), False),
+        (event(["error"]), False),
+        (event('not json with "error"'), False),
+        (DELTA + ONLY, False),
+    ],
+)
+def test_an_error_of_the_engine_inside_a_stream_is_noticed(stream, failed):
+    assert events(stream)[::2] == (stream, failed)
+    assert events(stream[:20], stream[20:])[::2] == (stream, failed)
+
+
+def test_an_error_event_with_usage_is_both():
+    stream = event({"choices": [], "usage": {P: 1, C: 2}, "error": {"message": "x"}})
+    assert events(stream) == (stream, TokenUsage(1, 2), True)
+
+
+@pytest.mark.parametrize("member", [{}, {"choices": [{}]}, {"choices": None}, {"choices": ""}])
+def test_an_event_with_usage_and_anything_else_is_not_withheld(member):
+    stream = DELTA + event({"usage": {P: 1, C: 2}, **member}) + DONE
+    assert run(stream, [], withhold=True) == (stream, TokenUsage(1, 2))
+
+
+def test_an_empty_event_before_the_usage_event_passes():
+    assert run(b"\n\n" + ONLY, [], withhold=True) == (b"\n\n", TokenUsage(5, 7))
+
+
+def test_a_usage_event_that_follows_a_long_one_in_the_same_chunk_is_withheld():
+    long = b"data: " + b"x" * (2 * HOLD_BYTES) + b"\n\n"
+    reader = EventReader(withhold=True)
+    assert reader.feed(long[:-1]) == long[:-4]
+    assert reader.feed(long[-1:] + ONLY + DELTA) == long[-4:] + DELTA
+    assert reader.usage == TokenUsage(5, 7)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_the_end_of_a_long_event_is_found_however_it_is_split(end):
+    for cut in range(len(end)):
+        reader = EventReader(withhold=True)
+        passed = reader.feed(b"x" * (HOLD_BYTES + 1) + end[:cut]) + reader.feed(end[cut:] + ONLY)
+        assert passed + reader.finish() == b"x" * (HOLD_BYTES + 1) + end
+        assert reader.usage == TokenUsage(5, 7)
+
+
+def test_an_unfinished_event_is_held_up_to_a_limit_and_then_all_but_three_bytes_pass():
+    reader = EventReader(withhold=True)
+    assert reader.feed(b"x" * HOLD_BYTES) == b""
+    assert reader.feed(b"yz") == b"x" * (HOLD_BYTES - 1)
+    assert reader.feed(b"0123456789") == b"xyz0123456"
+    assert reader.finish() == b"789"
+    assert reader.finish() == b""
+
+
+def test_without_withholding_every_chunk_passes_at_once():
+    reader = EventReader(withhold=False)
+    for chunk in (ONLY[:10], ONLY[10:], b"data: unfin"):
+        assert reader.feed(chunk) == chunk
+    assert reader.finish() == b""
+
+
+class Watched(EventReader):
+    """Counts the chunks that were searched for events."""
+
+    searched = 0
+
+    def _read(self, data):
+        self.searched += 1
+        return super()._read(data)
+
+
+@pytest.mark.parametrize("withhold", [False, True])
+def test_chunks_of_whole_events_without_usage_or_error_are_not_searched(withhold):
+    reader = Watched(withhold=withhold)
+    for _ in range(5):
+        assert reader.feed(DELTA + DONE) == DELTA + DONE
+    assert reader.searched == 0
+    for chunk in (ONLY, ERROR, DELTA[:-1], b"\n"):
+        reader.feed(chunk)
+    assert reader.searched == 4
+    reader.feed(DELTA)
+    assert reader.searched == 4
+
+
+def test_what_follows_a_long_unfinished_event_is_searched():
+    reader = Watched(withhold=True)
+    reader.feed(b"x" * 2 * HOLD_BYTES)
+    reader.feed(b"\n\n")
+    assert reader.searched == 2
+    assert reader.feed(DELTA) == DELTA
+    assert reader.searched == 2
+
+
+@pytest.mark.parametrize("withhold", [False, True])
+def test_the_reader_of_events_withholds_if_asked(withhold):
+    reader = reader_for(200, b"text/event-stream", compressed=False, withhold=withhold)
+    assert reader.feed(ONLY) == (b"" if withhold else ONLY)

@@ -1,4 +1,4 @@
-"""Work goes on without the loop's turns, ends as a task would, and never loses a word or a cancellation."""
+"""An inline task goes on without the loop's turns, ends as a task would, and never loses a word or a cancellation."""
 
 import asyncio
 
@@ -6,17 +6,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.wire.http1.work import Waiter, Work, Works, as_task, current
+from agent.common.http1.inline_task import InlineTask, InlineTasks, Waiter, as_task, current
 
 pytestmark = pytest.mark.unit
 
 
 def begun(coroutine):
-    """The work that runs `coroutine`, and what ended."""
+    """Run `coroutine` as a task; return it and the list of ended tasks."""
     ended = []
-    work = Work(coroutine, ended.append)
+    work = InlineTask(coroutine, ended.append)
     work.begin()
     return work, ended
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_work_begins_at_once_and_goes_on_inside_the_word():
@@ -71,21 +76,19 @@ async def test_futures_tasks_and_turns_of_the_loop_may_be_awaited():
         seen.append(await future)
         await asyncio.sleep(0)
         async with asyncio.Lock():
-            seen.append(await as_task(asyncio.sleep(0.001, "slept")))
+            seen.append(await as_task(asyncio.to_thread(lambda: "slept")))
 
-    work, _ = begun(job())
+    ended = asyncio.Event()
+    InlineTask(job(), lambda _: ended.set()).begin()
     future.set_result("came")
-    for _ in range(200):
-        if work.done():
-            break
-        await asyncio.sleep(0.001)
+    await asyncio.wait_for(ended.wait(), 5)
     assert seen == ["came", "slept"]
 
 
 @pytest.mark.parametrize("where", ["waiter", "future", "task"])
 async def test_a_cancelled_one_is_told_where_it_waits_and_what_it_awaits_is_cancelled(where):
     waiter, future, told = Waiter(), asyncio.get_running_loop().create_future(), []
-    inner = asyncio.create_task(asyncio.sleep(60))
+    inner = asyncio.create_task(asyncio.Event().wait())
 
     async def job():
         try:
@@ -97,7 +100,7 @@ async def test_a_cancelled_one_is_told_where_it_waits_and_what_it_awaits_is_canc
     work, ended = begun(job())
     assert work.cancel()
     assert told == []  # not inside of who cancels
-    await asyncio.sleep(0.01)
+    await turns()
     assert (told, ended) == ([where], [work])
     assert not work.cancel()
     assert not waiter.waited_for
@@ -117,7 +120,7 @@ async def test_a_cancellation_that_meets_the_result_of_what_is_awaited_is_not_lo
     work, _ = begun(job())
     work.cancel()
     future.set_result(None)  # its callback and the cancellation come in the same turn
-    await asyncio.sleep(0.01)
+    await turns()
     assert work.done()
 
 
@@ -166,12 +169,12 @@ async def test_each_knows_itself_also_when_one_wakes_another():
 
 
 async def test_all_of_them_are_waited_for_within_a_limit_or_cancelled():
-    works, waiter = Works(), Waiter()
+    works, waiter = InlineTasks(), Waiter()
 
     async def job():
         await waiter
 
-    work = Work(job(), works.discard)
+    work = InlineTask(job(), works.discard)
     works.add(work)
     work.begin()
     await works.all_over(0.01)
@@ -181,7 +184,7 @@ async def test_all_of_them_are_waited_for_within_a_limit_or_cancelled():
     assert work.done()
     await works.all_over(5)
 
-    other = Work(job(), works.discard)
+    other = InlineTask(job(), works.discard)
     works.add(other)
     other.begin()
     works.cancel()
@@ -203,7 +206,7 @@ def test_whatever_the_order_of_words_and_cancellations_it_ends_once(events):
                 else:
                     await waiter
 
-        work = Work(job(), ended.append)
+        work = InlineTask(job(), ended.append)
         work.begin()
         for event in [*events, "c", "w", "f", " ", "w", "f", " ", " ", "w", " "]:
             if event == "w":

@@ -1,4 +1,4 @@
-"""What the tests of operations share: an agent at the seam, and a clock that need not be waited for."""
+"""Set-up of the tests of operations: an agent at the seam, and a clock that need not be waited for."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,12 +9,12 @@ from jobs import worker
 from jobs.models import Operation
 from jobs.queries import unfinished
 from mirbad.kernel import clock
-from tests.jobs.agents import FakeAgent
+from tests.standins.memory import MemoryAgent
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> FakeAgent:
-    fake = FakeAgent()
+def agent(monkeypatch: pytest.MonkeyPatch) -> MemoryAgent:
+    fake = MemoryAgent()
     monkeypatch.setattr("nodes.link.client.call", fake.call)
     return fake
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from django.conf import settings as django_settings
 from django.db import connection
 
 from mirbad.up import broker
+from tests.waiting import until_no
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +32,7 @@ class Broker:
         conf.write_text(broker.configuration(self.folder))
         self.process = subprocess.Popen([broker.binary(), conf], stdout=subprocess.DEVNULL)
         client = self.client()
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                client.ping()
-                break
-            except redis.RedisError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
+        until_no(redis.RedisError, client.ping, 10)
         client.close()
         return self
 

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import identity, worker
+from jobs import worker
 from jobs.kinds import rotate_cert
 from jobs.models import Operation
-from models_app.gateway.loader import Database, Loader
-from models_app.gateway.pool import Pools
+from jobs.requests import identity
+from models_app.gateway.loader import GatewayDatabase, TableLoader
+from models_app.gateway.pool import UpstreamPools
 from nodes.errors import NodeOffline, NodeRevoked
 from nodes.link import client, streams
 from nodes.models import NodePin
 from nodes.pki import authority
 from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON
+from tests.waiting import stays_async, until, until_async
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -32,39 +34,33 @@ def agent(transactional_db, tmp_path, monkeypatch) -> Iterator[RealAgent]:
 
 
 async def _run(operation: Operation) -> str:
-    def until_over() -> str:
-        for _ in range(400):
-            worker.run(operation.pk)
-            if (row := Operation.objects.get(pk=operation.pk)).finished_at is not None:
-                return row.outcome
-            time.sleep(0.05)
-        raise AssertionError("not over")
+    def outcome() -> str:
+        worker.run(operation.pk)
+        row = Operation.objects.get(pk=operation.pk)
+        return row.outcome if row.finished_at is not None else ""
 
-    return await client.in_thread(until_over)
+    return await client.in_thread(lambda: until(outcome, "the operation to end"))
 
 
 async def test_a_stream_of_the_gateway_outlives_a_rotation_and_ends_within_a_second_of_a_revoke(agent) -> None:
-    pools = Pools(warm=1)
-    loader = Loader(pools.sync, Database())
+    pools = UpstreamPools(warm=1)
+    loader = TableLoader(pools.sync, GatewayDatabase())
     await loader.start()
     try:
         peer = loader.table.endpoints["local"]
         held = await pools.of(peer).connect()  # a stream that is under way
         assert await _run(await client.in_thread(lambda: identity.rotate("local", PERSON))) == "succeeded"
-        await asyncio.sleep(1.2)
+        pin = await client.in_thread(lambda: NodePin.objects.get().spki_sha256)
+        assert pin not in peer.pins
+        await until_async(lambda: loader.table.endpoints["local"].pins == {pin}, "the new pin alone in the table")
         fresh = loader.table.endpoints["local"]
-        assert fresh.pins != peer.pins
-        assert fresh.pins == {await client.in_thread(lambda: NodePin.objects.get().spki_sha256)}
         assert held.alive
         again = await pools.of(fresh).connect()
         assert again.alive
 
         operation = await client.in_thread(lambda: identity.revoke("local", "local", PERSON))
         assert await _run(operation) == "succeeded"
-        began = time.monotonic()
-        while held.alive or again.alive:
-            assert time.monotonic() - began < 1.0, (held.alive, again.alive)
-            await asyncio.sleep(0.02)
+        await until_async(lambda: not held.alive and not again.alive, "both connections to end", 1.0)
         assert "local" not in loader.table.endpoints
     finally:
         await loader.stop()
@@ -77,8 +73,7 @@ async def test_the_event_line_goes_on_after_a_rotation_and_ends_within_a_second_
             pass
 
     following = asyncio.create_task(follow())
-    await asyncio.sleep(0.5)
-    assert not following.done()
+    await stays_async(lambda: not following.done(), "the event line is open", 0.5)
     operation = await client.in_thread(lambda: identity.revoke("local", "local", PERSON))
     assert await _run(operation) == "succeeded"
     began = time.monotonic()

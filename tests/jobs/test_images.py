@@ -2,15 +2,15 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
 
 from audit.models import AuditLine
-from jobs import images, ledger, requests, worker
+from jobs import ledger, worker
 from jobs.models import Operation
+from jobs.requests import cancellation, images, model_runs
 from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
 from models_app.artifacts import images as artifacts
@@ -21,9 +21,10 @@ from nodes.errors import NodeOffline
 from nodes.link import client
 from nodes.pki import authority
 from tests.bench.fake_docker import Answer, FakeDocker
-from tests.jobs.real import RealAgent, wait_until
+from tests.jobs.real import RealAgent
 from tests.jobs.test_downloads import run
 from tests.models_app.things import PERSON, placed
+from tests.waiting import pause, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -68,7 +69,7 @@ def held(docker: FakeDocker) -> threading.Event:
 
 
 def test_an_image_is_pulled_to_a_node_and_shown_with_its_bytes(agent, docker, monkeypatch) -> None:
-    monkeypatch.setattr("agent.deliveries.docker_pull._TELL_SECONDS", 0.0)
+    monkeypatch.setattr("agent.deliveries.docker_pull._REPORT_SECONDS", 0.0)
     go = held(docker)
     operation = images.request("local", "registry.local/engine", DIGEST, PERSON)
     assert images.request("local", REFERENCE, "", PERSON).pk == operation.pk, "the same image is the same operation"
@@ -78,14 +79,14 @@ def test_an_image_is_pulled_to_a_node_and_shown_with_its_bytes(agent, docker, mo
         operation.refresh_from_db()
         return operation.progress.get("doneBytes") == 400
 
-    wait_until(measured, "its bytes")
+    until(measured, "its bytes")
     assert operation.progress["totalBytes"] == 1000
     go.set()
     assert run(operation).outcome == "succeeded"
     assert operation.result == {"image": REFERENCE}
     lines = AuditLine.objects.filter(action="download", target=REFERENCE).order_by("id")
     assert [line.result for line in lines] == ["accepted", "succeeded"]
-    assert artifacts.shelf("local").has(REFERENCE).size_bytes == 77
+    assert artifacts.of_node("local").has(REFERENCE).size_bytes == 77
 
 
 def test_what_the_node_does_not_run_is_refused_before_there_is_an_operation(agent, docker) -> None:
@@ -118,21 +119,21 @@ def test_a_failed_pull_keeps_dockers_words(agent, docker) -> None:
 def test_a_cancelled_pull_ends_on_the_node(agent, docker) -> None:
     go = held(docker)
     operation = images.request("local", REFERENCE, "", PERSON)
-    wait_until(lambda: worker.run(operation.pk) or CREATE in docker.paths(), "the pull to begin")
-    requests.cancel(operation.pk, PERSON)
+    until(lambda: worker.run(operation.pk) or CREATE in docker.paths(), "the pull to begin")
+    cancellation.request(operation.pk, PERSON)
     assert run(operation).outcome == "cancelled"
     go.set()
-    wait_until(lambda: not agent.server._pulls._works, "the pull to end on the node")
+    until(lambda: not agent.server._pulls._running, "the pull to end on the node")
 
 
 def test_an_agent_that_restarts_in_the_middle_is_asked_again(agent, docker) -> None:
     go = held(docker)
     operation = images.request("local", REFERENCE, "", PERSON)
-    wait_until(lambda: worker.run(operation.pk) or CREATE in docker.paths(), "the pull to begin")
+    until(lambda: worker.run(operation.pk) or CREATE in docker.paths(), "the pull to begin")
     docker.answers[CREATE] = [Answer(lines=LAYERS)]
     go.set()
     agent.end()
-    wait_until(lambda: worker.run(operation.pk) or Operation.objects.get().error, "the outage to be seen")
+    until(lambda: worker.run(operation.pk) or Operation.objects.get().error, "the outage to be seen")
     docker.answers[INSPECT] = [ABSENT, HERE]
     agent.begin()
     assert run(operation).outcome == "succeeded"
@@ -145,7 +146,7 @@ def test_an_agent_that_restarts_in_the_middle_is_asked_again(agent, docker) -> N
 def test_a_start_with_an_image_that_the_node_does_not_run_is_refused_at_once(agent, docker, digest, says) -> None:
     placed(node_id="local", delivery="container", image="other/engine", image_digest=digest)
     with pytest.raises(SpecRejected, match=f"Launch spec rejected: .*{says}"):
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
     assert not Operation.objects.exists()
     assert Placement.objects.get().desired == "stopped"
 
@@ -154,7 +155,7 @@ def test_a_node_without_docker_says_so(agent, docker) -> None:
     docker.__exit__()
     docker.path.unlink()
     agent.connect()
-    with pytest.raises(RuntimeUnavailable, match="Docker does not run"):
+    with pytest.raises(RuntimeUnavailable, match="Docker is not running"):
         images.request("local", REFERENCE, "", PERSON)
 
 
@@ -164,7 +165,7 @@ class Killed(BaseException):
 
 def test_a_worker_that_is_killed_anywhere_pulls_once_and_loses_nothing(agent, docker, monkeypatch) -> None:
     """One kill at every boundary in turn: after a claim, around each call to the agent, in and after each write."""
-    monkeypatch.setattr("jobs.artifacts.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("jobs.steps.artifacts.LOOK_SECONDS", 0.05)
     crossed, armed = [0], [0]
 
     def around(real, *, before: bool = False):
@@ -206,7 +207,7 @@ def test_a_worker_that_is_killed_anywhere_pulls_once_and_loses_nothing(agent, do
             operation.refresh_from_db()
             if operation.finished_at is not None:
                 break
-            time.sleep(0.02)
+            pause(0.02)
         assert operation.outcome == "succeeded", f"killed at boundary {boundary}"
         assert docker.paths().count(CREATE) == before + 1, f"killed at boundary {boundary}"
     assert boundary > 12, "it was killed in every stage"

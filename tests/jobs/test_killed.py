@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from audit.models import AuditLine
-from jobs import ledger, requests, worker
+from jobs import ledger, worker
 from jobs.loops.sweep import sweep_once
 from jobs.models import Operation, OperationEvent
 from jobs.queries import unfinished
-from mirbad.tasking.tasks import Bell
+from jobs.requests import cancellation, model_runs
+from mirbad.tasking.tasks import TaskSignal
 from models_app.models import ModelDefinition, Placement
-from tests.jobs.agents import READY, FakeAgent
 from tests.jobs.test_launch import SLOW
 from tests.models_app.things import PERSON, node, placed
+from tests.standins.memory import READY, MemoryAgent
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db]
 
@@ -51,19 +52,19 @@ class Trap:
 
 
 @pytest.fixture
-def trap(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Trap:
+def trap(agent: MemoryAgent, monkeypatch: pytest.MonkeyPatch) -> Trap:
     made = Trap()
     monkeypatch.setattr(ledger, "claim", made.around(ledger.claim))
     monkeypatch.setattr(ledger, "_update", made.around(ledger._update))
-    monkeypatch.setattr(ledger, "_tell", made.around(ledger._tell))
+    monkeypatch.setattr(ledger, "_add_event", made.around(ledger._add_event))
     monkeypatch.setattr(ledger, "write", made.around(ledger.write))
     monkeypatch.setattr("nodes.link.client.call", made.around(agent.call, before=True))
 
-    def ring(bell: Bell, identity: str, delay_seconds: float = 0.0) -> bool:
+    def enqueue(signal: TaskSignal, identity: str, delay_seconds: float = 0.0) -> bool:
         made.cross()
         return True
 
-    monkeypatch.setattr(Bell, "ring", ring)
+    monkeypatch.setattr(TaskSignal, "enqueue", enqueue)
     return made
 
 
@@ -86,7 +87,7 @@ def run_with_kill(trap: Trap, operation_id: str, kill_at: int, pass_time: Callab
     raise AssertionError(Operation.objects.values().get(pk=operation_id))
 
 
-def setting(agent: FakeAgent) -> Placement:
+def setting(agent: MemoryAgent) -> Placement:
     Placement.objects.all().delete()
     ModelDefinition.objects.all().delete()
     Operation.objects.all().delete()
@@ -116,7 +117,7 @@ def test_a_launch_killed_anywhere_starts_one_engine_once(agent, trap, pass_time)
     falls = 0
     for kill_at in boundaries():
         setting(agent)
-        operation = requests.start("tiny", PERSON)
+        operation = model_runs.start("tiny", PERSON)
         fell = run_with_kill(trap, operation.pk, kill_at, pass_time)
         operation.refresh_from_db()
         placement = Placement.objects.get()
@@ -134,8 +135,8 @@ def test_a_stop_killed_anywhere_ends_the_engine(agent, trap, pass_time) -> None:
     node("pc-1")
     for kill_at in boundaries():
         setting(agent)
-        quietly(trap, requests.start("tiny", PERSON).pk, pass_time)
-        operation = requests.stop("tiny", PERSON)
+        quietly(trap, model_runs.start("tiny", PERSON).pk, pass_time)
+        operation = model_runs.stop("tiny", PERSON)
         fell = run_with_kill(trap, operation.pk, kill_at, pass_time)
         operation.refresh_from_db()
         placement = Placement.objects.get()
@@ -152,8 +153,8 @@ def test_a_restart_killed_anywhere_leaves_one_new_engine(agent, trap, pass_time)
     node("pc-1")
     for kill_at in boundaries():
         setting(agent)
-        quietly(trap, requests.start("tiny", PERSON).pk, pass_time)
-        operation = requests.restart("tiny", PERSON)
+        quietly(trap, model_runs.start("tiny", PERSON).pk, pass_time)
+        operation = model_runs.restart("tiny", PERSON)
         fell = run_with_kill(trap, operation.pk, kill_at, pass_time)
         operation.refresh_from_db()
         assert operation.outcome == "succeeded", kill_at
@@ -168,11 +169,11 @@ def test_a_cancel_killed_anywhere_leaves_nothing_running(agent, trap, pass_time)
     node("pc-1")
     for kill_at in boundaries():
         setting(agent)
-        operation = requests.start("tiny", PERSON)
+        operation = model_runs.start("tiny", PERSON)
         trap.armed_at = None
         worker.run(operation.pk)
         assert agent.running == 1
-        requests.cancel(operation.pk, PERSON)
+        cancellation.request(operation.pk, PERSON)
         fell = run_with_kill(trap, operation.pk, kill_at, pass_time)
         operation.refresh_from_db()
         placement = Placement.objects.get()

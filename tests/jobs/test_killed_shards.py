@@ -5,16 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from agent.wire.capability import FabricCapability, Feature
-from jobs import requests, worker
+from jobs import worker
 from jobs.loops.replicas import rebuild_once
 from jobs.loops.sweep import sweep_once
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import model_runs
 from models_app.models import Placement
 from models_app.placement import apply
-from tests.jobs.agents import READY, FakeAgent
 from tests.jobs.test_killed import Killed, Trap, trap  # noqa: F401 - a fixture
 from tests.models_app.things import PERSON, capabilities, node, placed
+from tests.standins.memory import READY, MemoryAgent
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db]
 
@@ -24,14 +25,14 @@ EVERY = 9
 
 
 @pytest.fixture(autouse=True)
-def running(agent: FakeAgent) -> None:
+def running(agent: MemoryAgent) -> None:
     fabric = (FabricCapability(name="ib-b", adapters=("mlx5_0", "mlx5_1")),)
     for name in NODES:
         node(name, caps=capabilities(fabrics=fabric, features=(Feature.REPLICAS_SHARDS,)))
     placed(node_id="n0")
 
 
-def begin(agent: FakeAgent) -> None:
+def begin(agent: MemoryAgent) -> None:
     Operation.objects.all().delete()
     Placement.objects.all().delete()
     agent.__init__(plan=[{"rendezvous_port": 29_500}, READY])  # type: ignore[misc]
@@ -58,7 +59,7 @@ def work(trap: Trap, kill_at: int, pass_time: Callable[[float], None]) -> bool: 
 def test_a_start_killed_anywhere_starts_each_shard_once_and_all_meet(agent, trap, pass_time) -> None:  # noqa: F811
     for kill_at in range(1, 400, EVERY):
         begin(agent)
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
         fell = work(trap, kill_at, pass_time)
         assert set(Operation.objects.values_list("outcome", flat=True)) == {"succeeded"}, kill_at
         met = [(spec.rendezvous.meeting, spec.rendezvous.port) for spec in agent.launches]
@@ -74,7 +75,7 @@ def test_a_start_killed_anywhere_starts_each_shard_once_and_all_meet(agent, trap
 def test_a_rebuild_killed_anywhere_leaves_one_engine_a_shard(agent, trap, pass_time) -> None:  # noqa: F811
     for kill_at in range(1, 400, 2 * EVERY):
         begin(agent)
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
         work(trap, -1, pass_time)
         Placement.objects.filter(node_id_text="n1").update(observed="failed")
         assert rebuild_once() == 1

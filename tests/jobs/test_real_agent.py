@@ -9,16 +9,18 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from jobs import requests, worker
+from jobs import worker
 from jobs.loops.resume import resume_once
 from jobs.loops.watch import Watcher, to_watch
 from jobs.models import Operation
+from jobs.requests import model_runs
 from models_app.models import Placement
 from nodes import leases
 from nodes.models import Node
 from nodes.pki import authority
-from tests.jobs.real import RealAgent, wait_until
+from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON, placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -48,7 +50,7 @@ def watched(agent) -> Iterator[RealAgent]:
         ended.set()
 
     threading.Thread(target=run, daemon=True).start()
-    wait_until(lambda: agent.node.reachability == "online", "the node to be online")
+    until(lambda: agent.node.reachability == "online", "the node to be online")
     yield agent
     loop.call_soon_threadsafe(watcher.stop)
     assert ended.wait(20)
@@ -60,7 +62,7 @@ def run(operation: Operation, seconds: float = 40) -> Operation:
         operation.refresh_from_db()
         return operation.finished_at is not None
 
-    wait_until(over, f"{operation.kind} to end: {operation.progress}", seconds)
+    until(over, f"{operation.kind} to end: {operation.progress}", seconds)
     return operation
 
 
@@ -69,14 +71,14 @@ def placement() -> Placement:
 
 
 def seen(state: str, seconds: float = 20) -> Placement:
-    wait_until(lambda: placement().observed == state, f"{state} to be seen", seconds)
+    until(lambda: placement().observed == state, f"{state} to be seen", seconds)
     return placement()
 
 
 def test_a_launch_a_restart_and_a_stop_on_a_real_engine(agent) -> None:
     agent.connect()
-    placed(node_id="local", args=["--start-seconds", "0.5"], secretEnv={"S": "canary-12345"})
-    started = run(requests.start("tiny", PERSON))
+    placed(node_id="local", args=["--start-seconds", "0.5"], secretEnv={"SIM_S": "canary-12345"})
+    started = run(model_runs.start("tiny", PERSON))
     assert (started.outcome, started.error) == ("succeeded", {})
     assert started.result["startSeconds"] >= 0.5
     first = placement()
@@ -84,9 +86,9 @@ def test_a_launch_a_restart_and_a_stop_on_a_real_engine(agent) -> None:
     assert first.observed_config_hash == first.desired_config_hash
     pid = first.observed_view["pid"]
     assert psutil.pid_exists(pid)
-    assert run(requests.restart("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.restart("tiny", PERSON)).outcome == "succeeded"
     assert not psutil.pid_exists(pid)
-    assert run(requests.stop("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.stop("tiny", PERSON)).outcome == "succeeded"
     assert placement().observed == "stopped"
     rows = str(Operation.objects.values_list()) + str(Placement.objects.values_list())
     assert "canary" not in rows
@@ -95,7 +97,7 @@ def test_a_launch_a_restart_and_a_stop_on_a_real_engine(agent) -> None:
 def test_an_engine_that_dies_at_start_shows_its_last_lines(agent) -> None:
     agent.connect()
     placed(node_id="local", args=["--die-at-start", "no such weights: tiny.bin"])
-    failed = run(requests.start("tiny", PERSON))
+    failed = run(model_runs.start("tiny", PERSON))
     assert failed.outcome == "failed"
     assert any("no such weights: tiny.bin" in line for line in failed.error["lines"])
     assert (placement().observed, placement().desired) == ("failed", "stopped")
@@ -104,11 +106,11 @@ def test_an_engine_that_dies_at_start_shows_its_last_lines(agent) -> None:
 def test_an_agent_that_restarts_during_a_launch_is_waited_for(agent) -> None:
     agent.connect()
     placed(node_id="local", args=["--start-seconds", "2"])
-    operation = requests.start("tiny", PERSON)
+    operation = model_runs.start("tiny", PERSON)
     worker.run(operation.pk)
     agent.end()
     worker.run(operation.pk)
-    wait_until(lambda: worker.run(operation.pk) or Operation.objects.get().error, "the outage to be seen")
+    until(lambda: worker.run(operation.pk) or Operation.objects.get().error, "the outage to be seen")
     operation.refresh_from_db()
     assert operation.error["code"] == "node_offline"
     agent.begin()
@@ -118,18 +120,18 @@ def test_an_agent_that_restarts_during_a_launch_is_waited_for(agent) -> None:
 def test_a_stop_during_a_launch_leaves_no_process(agent) -> None:
     agent.connect()
     placed(node_id="local", args=["--never-ready"])
-    operation = requests.start("tiny", PERSON)
+    operation = model_runs.start("tiny", PERSON)
     worker.run(operation.pk)
-    wait_until(lambda: agent.server._instances.views()[0].pid, "the engine's process")
+    until(lambda: agent.server._instances.views()[0].pid, "the engine's process")
     pid = agent.server._instances.views()[0].pid
-    assert requests.stop("tiny", PERSON).pk == operation.pk
+    assert model_runs.stop("tiny", PERSON).pk == operation.pk
     assert run(operation).outcome == "cancelled"
-    wait_until(lambda: not psutil.pid_exists(pid), "the process to be gone")
+    until(lambda: not psutil.pid_exists(pid), "the process to be gone")
 
 
 def test_the_watcher_sees_a_node_come_and_an_engine_die(watched) -> None:
     placed(node_id="local")
-    run(requests.start("tiny", PERSON))
+    run(model_runs.start("tiny", PERSON))
     pid = seen("ready").observed_view["pid"]
     os.kill(pid, signal.SIGKILL)
     failed = seen("failed")
@@ -142,14 +144,14 @@ def test_the_watcher_sees_a_node_go_and_come_back(watched, monkeypatch) -> None:
     from datetime import timedelta
 
     placed(node_id="local")
-    run(requests.start("tiny", PERSON))
+    run(model_runs.start("tiny", PERSON))
     seen("ready")
     monkeypatch.setattr("nodes.reachability.OFFLINE_AFTER", timedelta(seconds=1))
     watched.end()
-    wait_until(lambda: watched.node.reachability == "offline", "the node to be offline")
+    until(lambda: watched.node.reachability == "offline", "the node to be offline")
     seen("unknown")
     watched.begin()
-    wait_until(lambda: watched.node.reachability == "online", "the node to be back")
+    until(lambda: watched.node.reachability == "online", "the node to be back")
     assert seen("ready").observed_view["pid"], "the engine lived on and was adopted"
 
 

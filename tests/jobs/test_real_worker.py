@@ -5,13 +5,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from jobs import requests
 from jobs.models import Operation
+from jobs.requests import model_runs
 from mirbad.kernel import conf
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
@@ -19,8 +18,9 @@ from mirbad.tasking.app import PUBLISH_TIMEOUT_SECONDS, broker_url
 from models_app.models import Placement
 from nodes.pki import authority
 from tests.jobs.processes import BEAT, WORKER, Broker, Program, running_broker
-from tests.jobs.real import RealAgent, wait_until
+from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON, placed
+from tests.waiting import pause, stays, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -32,10 +32,11 @@ def broker() -> Iterator[Broker]:
 
 
 def rung(redis_url: str) -> tuple[bool, float]:
-    """What a ring of another process at that address came to, and the seconds it took."""
+    """Return the result of a signal from another process at that address, and the seconds it took."""
     code = (
-        "import time; import django; django.setup(); from mirbad.tasking.tasks import Bell; began = time.monotonic();"
-        "answer = Bell('jobs.step').ring('op-1'); print(int(answer), time.monotonic() - began)"
+        "import time; import django; django.setup(); from mirbad.tasking.tasks import TaskSignal;"
+        "began = time.monotonic();"
+        "answer = TaskSignal('jobs.step').enqueue('op-1'); print(int(answer), time.monotonic() - began)"
     )
     environ = {**os.environ, "MIRBAD_REDIS_URL": redis_url}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
@@ -97,15 +98,14 @@ def test_signs_of_life_have_an_age_and_end_with_the_process(broker, monkeypatch)
     healthy = [True]
     beat = heartbeat.start("watcher", lambda: healthy[0])
     assert beat is not None
-    wait_until(heartbeat.alive, "a sign of life")
+    until(heartbeat.alive, "a sign of life")
     assert set(heartbeat.alive()) == {"watcher"}
     assert 0 <= heartbeat.alive()["watcher"] < heartbeat.LIFE_SECONDS
     beat.stop()
     assert heartbeat.alive() == {}
     stuck = heartbeat.start("worker", lambda: False)
     assert stuck is not None
-    time.sleep(0.2)
-    assert heartbeat.alive() == {}, "a process that is stuck gives none"
+    stays(lambda: heartbeat.alive() == {}, "a process that is stuck gives no sign of life", 0.2)
     stuck.stop()
     broker.kill()
     with pytest.raises(Unavailable):
@@ -119,13 +119,13 @@ def test_killed_workers_and_an_emptied_broker_lose_and_repeat_nothing(agent, bro
     try:
         for number in range(4):
             placed(f"m{number}", "local", args=["--start-seconds", "1"])
-            requests.start(f"m{number}", PERSON)
-        for pause in (2.5, 0.4, 0.9, 1.3):
-            time.sleep(pause)
+            model_runs.start(f"m{number}", PERSON)
+        for seconds in (2.5, 0.4, 0.9, 1.3):
+            pause(seconds)
             worker.kill()
             broker.client().flushall()
             worker.start()
-        wait_until(lambda: finished(4), f"all launches to end\n{worker.said[-3000:]}", 120)
+        until(lambda: finished(4), f"all launches to end\n{worker.said[-3000:]}", 120)
     finally:
         worker.kill()
         beat.kill()
@@ -141,12 +141,12 @@ def test_a_broker_that_is_killed_and_comes_back_is_used_again(agent, broker, tmp
     beat = Program(tmp_path, broker.url, *BEAT).start()
     try:
         placed("m0", "local", args=["--start-seconds", "1"])
-        requests.start("m0", PERSON)
-        wait_until(lambda: Operation.objects.filter(fence__gt=0).exists(), "a first step", 60)
+        model_runs.start("m0", PERSON)
+        until(lambda: Operation.objects.filter(fence__gt=0).exists(), "a first step", 60)
         broker.kill()
-        time.sleep(1)
+        pause(1)
         broker.start()
-        wait_until(lambda: finished(1), f"the launch to end\n{worker.said[-3000:]}", 90)
+        until(lambda: finished(1), f"the launch to end\n{worker.said[-3000:]}", 90)
     finally:
         worker.kill()
         beat.kill()

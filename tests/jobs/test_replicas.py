@@ -8,11 +8,12 @@ import pytest
 from agent.wire.capability import FabricCapability, Feature
 from agent.wire.instances import LIVE_STATES, InstanceState
 from audit.models import AuditLine
-from jobs import identity, requests, worker
+from jobs import worker
 from jobs.loops.replicas import MOST_REBUILDS, rebuild_once
 from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import cancellation, identity, model_runs
 from mirbad.kernel.errors import Conflict
 from models_app import holds, queries, registry
 from models_app.errors import ModelPlaced, UseMove
@@ -20,8 +21,8 @@ from models_app.models import Placement
 from models_app.placement import apply
 from nodes.errors import NodeOffline
 from nodes.models import Node
-from tests.jobs.agents import DIES, READY, FakeAgent
 from tests.models_app.things import PERSON, capabilities, definition, model_data, node, placed
+from tests.standins.memory import DIES, READY, MemoryAgent
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -30,7 +31,7 @@ NODES = ("n0", "n1", "n2")
 
 
 @pytest.fixture(autouse=True)
-def fleet(agent: FakeAgent) -> FakeAgent:
+def fleet(agent: MemoryAgent) -> MemoryAgent:
     for name in NODES:
         node(name, caps=capabilities(fabrics=FABRIC, features=(Feature.REPLICAS_SHARDS,)))
     agent.plan = [{"rendezvous_port": 29_500}, READY]
@@ -39,7 +40,7 @@ def fleet(agent: FakeAgent) -> FakeAgent:
 
 @pytest.fixture
 def work(pass_time: Callable[[float], None]) -> Callable[[], None]:
-    """What workers do until nothing is left to do."""
+    """Return a function that does the workers' work until nothing is left to do."""
 
     def run() -> None:
         for _ in range(60):
@@ -71,7 +72,7 @@ def sharded(*nodes: str) -> UUID:
 
 
 def seen(**states: str) -> None:
-    """What the watcher wrote of each node's placement."""
+    """Write the state of each node's placement, as the watcher does."""
     for name, state in states.items():
         Placement.objects.filter(node_id_text=name).update(observed=state)
 
@@ -83,24 +84,24 @@ def state() -> tuple[str, bool]:
 
 def test_every_replica_is_started_and_stopped_by_an_operation_of_its_own(work) -> None:
     replicas(*NODES)
-    first = requests.start("tiny", PERSON)
+    first = model_runs.start("tiny", PERSON)
     assert (first.node_id_text, unfinished().count()) == ("n0", 3)
-    assert requests.start("tiny", PERSON).pk == first.pk, "a second start is the same"
+    assert model_runs.start("tiny", PERSON).pk == first.pk, "a second start is the same"
     work()
     assert state() == ("ready", True)
-    with pytest.raises(Conflict, match="runs already"):
-        requests.start("tiny", PERSON)
-    assert requests.stop("tiny", PERSON).node_id_text == "n0"
+    with pytest.raises(Conflict, match="already runs"):
+        model_runs.start("tiny", PERSON)
+    assert model_runs.stop("tiny", PERSON).node_id_text == "n0"
     work()
     assert {one.observed for one in Placement.objects.all()} == {"stopped"}
-    with pytest.raises(Conflict, match="stopped already"):
-        requests.stop("tiny", PERSON)
+    with pytest.raises(Conflict, match="already stopped"):
+        model_runs.stop("tiny", PERSON)
 
 
 def test_a_replica_that_cannot_start_does_not_keep_the_others_down(work) -> None:
     replicas(*NODES)
     Node.objects.filter(pk="n0").update(reachability="offline")
-    accepted = requests.start_all("tiny", PERSON)
+    accepted = model_runs.start_all("tiny", PERSON)
     assert [one.node_id_text for one in accepted.operations] == ["n1", "n2"]
     assert [(one.node_ids, one.code) for one in accepted.skipped] == [(("n0",), "node_offline")]
     assert on("n0").desired == "stopped", "nothing is wanted of what was left out"
@@ -108,14 +109,14 @@ def test_a_replica_that_cannot_start_does_not_keep_the_others_down(work) -> None
     work_over = unfinished()
     work_over.update(finished_at="2026-01-01T00:00:00Z", outcome="failed")
     with pytest.raises(NodeOffline):
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
 
 
 def test_a_start_brings_up_only_what_does_not_run(work) -> None:
     replicas("n0", "n1")
-    requests.start_all("tiny", PERSON, replica=on("n1").replica)
+    model_runs.start_all("tiny", PERSON, replica=on("n1").replica)
     work()
-    accepted = requests.start_all("tiny", PERSON)
+    accepted = model_runs.start_all("tiny", PERSON)
     assert [one.node_id_text for one in accepted.operations] == ["n0"]
     assert [one.code for one in accepted.skipped] == ["invalid_state"]
 
@@ -123,24 +124,24 @@ def test_a_start_brings_up_only_what_does_not_run(work) -> None:
 def test_what_a_move_brings_up_is_left_alone() -> None:
     replicas("n0", "n1")
     Placement.objects.filter(node_id_text="n1").update(routed=False)
-    accepted = requests.start_all("tiny", PERSON)
+    accepted = model_runs.start_all("tiny", PERSON)
     assert [one.node_id_text for one in accepted.operations] == ["n0"]
-    assert requests.stop_all("tiny", PERSON).operations == accepted.operations
+    assert model_runs.stop_all("tiny", PERSON).operations == accepted.operations
     assert on("n1").desired == "stopped"
 
 
 def test_a_restart_restarts_each(work, agent) -> None:
     replicas("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
-    requests.restart("tiny", PERSON)
+    model_runs.restart("tiny", PERSON)
     work()
     assert (agent.stops, len(agent.launches), state()) == (2, 4, ("ready", True))
 
 
 def test_the_shards_of_a_replica_meet_at_rank_0(work, agent) -> None:
     sharded(*NODES)
-    first = requests.start("tiny", PERSON)
+    first = model_runs.start("tiny", PERSON)
     work()
     met = {spec.rendezvous.rank: spec.rendezvous for spec in agent.launches}
     assert sorted(met) == [0, 1, 2]
@@ -154,7 +155,7 @@ def test_the_shards_of_a_replica_meet_at_rank_0(work, agent) -> None:
 
 def test_a_replica_is_never_ready_while_a_shard_is_missing(agent, pass_time) -> None:
     sharded(*NODES)
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     for _ in range(8):
         for operation in unfinished().exclude(node_id_text="n2"):
             worker.run(operation.pk)
@@ -165,7 +166,7 @@ def test_a_replica_is_never_ready_while_a_shard_is_missing(agent, pass_time) -> 
 
 def test_another_port_of_an_earlier_start_is_not_taken_for_this_one(agent) -> None:
     sharded("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     second = Operation.objects.get(node_id_text="n1")
     Operation.objects.filter(node_id_text="n0").update(stage="starting")
     for _ in range(3):
@@ -173,14 +174,14 @@ def test_another_port_of_an_earlier_start_is_not_taken_for_this_one(agent) -> No
     second.refresh_from_db()
     assert (second.stage, second.progress["text"]) == (
         "starting",
-        "Waiting until shard 0 has chosen where to meet.",
+        "Waiting until shard 0 has chosen the rendezvous port.",
     )
     assert not agent.launches
 
 
 def test_no_engine_waits_for_weights_that_are_still_on_their_way(agent) -> None:
     sharded("n0", "n1")
-    first = requests.start("tiny", PERSON)
+    first = model_runs.start("tiny", PERSON)
     Operation.objects.filter(node_id_text="n1").update(stage="downloading", next_run_at="2100-01-01T00:00:00Z")
     for _ in range(5):
         worker.run(first.pk)
@@ -194,8 +195,8 @@ def test_of_two_replicas_that_share_nodes_the_earlier_goes_first(work, agent) ->
     sharded("n0", "n1")
     placed("other", "n2")
     apply.add_replica("other", [("n1", ()), ("n0", ())], PERSON)
-    requests.start("tiny", PERSON)
-    requests.start_all("other", PERSON, replica=Placement.objects.get(model_id="other", node_id_text="n1").replica)
+    model_runs.start("tiny", PERSON)
+    model_runs.start_all("other", PERSON, replica=Placement.objects.get(model_id="other", node_id_text="n1").replica)
     for _ in range(4):
         for operation in unfinished().filter(model_id_text="other"):
             worker.run(operation.pk)
@@ -209,7 +210,7 @@ def test_of_two_replicas_that_share_nodes_the_earlier_goes_first(work, agent) ->
 @pytest.mark.parametrize("lost", ["n0", "n1", "n2"])
 def test_a_lost_shard_has_the_whole_replica_rebuilt(work, agent, lost) -> None:
     sharded(*NODES)
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     agent.engines[str(on(lost).pk)].view = agent.engines[str(on(lost).pk)].view.model_copy(
         update={"state": InstanceState.EXITED, "exit_code": 137}
@@ -226,7 +227,7 @@ def test_a_lost_shard_has_the_whole_replica_rebuilt(work, agent, lost) -> None:
 
 def test_a_replica_that_fails_again_and_again_is_stopped_and_says_why(work, agent) -> None:
     sharded("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     for _ in range(MOST_REBUILDS):
         seen(n1="failed")
@@ -237,7 +238,7 @@ def test_a_replica_that_fails_again_and_again_is_stopped_and_says_why(work, agen
     assert rebuild_once() == 1
     assert {one.kind for one in unfinished()} == {"stop"}
     told = Operation.objects.filter(kind="stop").first().events.first().text
-    assert "again by itself" in told
+    assert "not restarted automatically" in told
     work()
     assert {one.desired for one in Placement.objects.all()} == {"stopped"}
     assert rebuild_once() == 0, "a person looks now"
@@ -246,7 +247,7 @@ def test_a_replica_that_fails_again_and_again_is_stopped_and_says_why(work, agen
 def test_a_shard_that_dies_at_start_is_no_crash_loop(work, agent) -> None:
     sharded("n0", "n1")
     agent.plan = [{"rendezvous_port": 29_500}, DIES]
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     assert {one.desired for one in Placement.objects.all()} == {"stopped"}
     codes = set(Operation.objects.values_list("error__code", flat=True))
@@ -258,7 +259,7 @@ def test_a_shard_that_dies_at_start_is_no_crash_loop(work, agent) -> None:
 
 def test_a_node_that_is_away_does_not_have_its_replica_rebuilt(work, agent) -> None:
     sharded("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     seen(n1="unknown")
     assert (state()[1], rebuild_once()) == (False, 0)
@@ -266,7 +267,7 @@ def test_a_node_that_is_away_does_not_have_its_replica_rebuilt(work, agent) -> N
 
 def test_a_rebuild_waits_until_every_node_can_take_part(work, agent) -> None:
     sharded("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     seen(n1="failed")
     Node.objects.filter(pk="n0").update(draining=True)
@@ -280,7 +281,7 @@ def test_a_rebuild_waits_until_every_node_can_take_part(work, agent) -> None:
 
 def test_what_is_left_of_a_replica_is_stopped(work, agent) -> None:
     sharded(*NODES)
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     Placement.objects.filter(node_id_text="n1").delete()
     assert state() == ("failed", False)
@@ -292,7 +293,7 @@ def test_what_is_left_of_a_replica_is_stopped(work, agent) -> None:
 
 def test_the_revoke_of_one_node_leaves_the_other_replicas_serving(work, agent) -> None:
     replicas("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     identity.revoke("n1", "n1", PERSON, unplace_models=True)
     work()
@@ -303,10 +304,10 @@ def test_the_revoke_of_one_node_leaves_the_other_replicas_serving(work, agent) -
 def test_cancelling_one_shard_cancels_all(work, agent) -> None:
     sharded(*NODES)
     agent.plan = [{"rendezvous_port": 29_500}]
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     for operation in unfinished():
         worker.run(operation.pk)
-    requests.cancel(Operation.objects.get(node_id_text="n2").pk, PERSON)
+    cancellation.request(Operation.objects.get(node_id_text="n2").pk, PERSON)
     assert unfinished().filter(cancel_requested_at__isnull=True).count() == 0
     work()
     assert set(Operation.objects.values_list("outcome", flat=True)) == {"cancelled"}
@@ -345,6 +346,6 @@ def test_a_model_is_deleted_once_every_replica_is_stopped() -> None:
 
 def test_each_start_and_stop_leaves_an_audit_line_for_its_node(work) -> None:
     replicas("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     lines = AuditLine.objects.filter(action="model.start", result="accepted")
     assert sorted(lines.values_list("node_id_text", flat=True)) == ["n0", "n1"]

@@ -14,20 +14,22 @@ from uuid import UUID
 import psutil
 import pytest
 
-from jobs import requests, worker
+from jobs import worker
 from jobs.loops.replicas import rebuild_once
 from jobs.loops.watch import Watcher
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import cancellation, model_runs
 from models_app import keys, queries
 from models_app.gateway import loader
-from models_app.gateway.door import Gateway, Options
+from models_app.gateway.service import Gateway, GatewayOptions
 from models_app.gateway.table import RouteState
 from models_app.models import Placement
 from models_app.placement import apply
 from nodes.pki import authority
-from tests.jobs.real import RealAgent, wait_until
+from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON, definition, placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -49,7 +51,7 @@ def fleet(transactional_db, tmp_path: Path, sysfs: Path) -> Iterator[Fleet]:
         RealAgent(tmp_path / name, name, fabrics=("ib-b",), sysfs_root=sysfs).begin() for name in ("n0", "n1", "n2")
     ]
     end = watch()
-    wait_until(lambda: all(agent.node.reachability == "online" for agent in agents), "the nodes to be online")
+    until(lambda: all(agent.node.reachability == "online" for agent in agents), "the nodes to be online")
     yield agents
     end()
     for agent in agents:
@@ -80,14 +82,14 @@ def watch() -> Callable[[], None]:
 
 
 def work(seconds: float = 40) -> None:
-    """What workers do until nothing is left to do."""
+    """Do the workers' work until nothing is left to do."""
 
     def over() -> bool:
         for operation in unfinished():
             worker.run(operation.pk)
         return not unfinished().exists()
 
-    wait_until(over, f"operations to end: {list(unfinished().values_list('stage', 'progress', 'error'))}", seconds)
+    until(over, f"operations to end: {list(unfinished().values_list('stage', 'progress', 'error'))}", seconds)
 
 
 def outcomes() -> list[str]:
@@ -118,20 +120,20 @@ def pids() -> dict[int, int]:
 def test_replicas_alone_on_their_nodes_start_and_stop_together(fleet: Fleet) -> None:
     placed(node_id="n0")
     apply.add_replica("tiny", [("n1", ())], PERSON)
-    accepted = requests.start_all("tiny", PERSON)
+    accepted = model_runs.start_all("tiny", PERSON)
     assert [one.node_id_text for one in accepted.operations] == ["n0", "n1"]
     work()
     assert outcomes() == ["succeeded", "succeeded"]
     assert state() == ("ready", True)
     assert [one.state for one in loader.build().models["tiny"].routes] == [RouteState.READY] * 2
-    requests.stop("tiny", PERSON)
+    model_runs.stop("tiny", PERSON)
     work()
     assert set(Placement.objects.values_list("observed", flat=True)) == {"stopped"}
 
 
 def test_three_shards_meet_serve_as_one_and_are_rebuilt_when_one_is_lost(fleet: Fleet) -> None:
     sharded("n0", "n1", "n2")
-    first = requests.start("tiny", PERSON)
+    first = model_runs.start("tiny", PERSON)
     assert first.node_id_text == "n0"
     work()
     assert outcomes() == ["succeeded"] * 3
@@ -140,8 +142,8 @@ def test_three_shards_meet_serve_as_one_and_are_rebuilt_when_one_is_lost(fleet: 
 
     before = pids()
     os.kill(before[2], signal.SIGKILL)
-    wait_until(lambda: Placement.objects.get(shard=2).observed == "failed", "the loss to be seen")
-    assert (state()[1], route()) == (False, RouteState.DOWN)
+    until(lambda: Placement.objects.get(shard=2).observed == "failed", "the loss to be seen")
+    assert (state()[1], route()) == (False, RouteState.RESTARTING)
     assert queries.shown_model_state(definition()).reasons[0].endswith("of 3 shards ready.")
     assert rebuild_once() == 1
     assert rebuild_once() == 0, "it is on its way"
@@ -154,7 +156,7 @@ def test_three_shards_meet_serve_as_one_and_are_rebuilt_when_one_is_lost(fleet: 
 
 def test_a_shard_that_does_not_start_ends_the_start_of_the_others(fleet: Fleet) -> None:
     sharded("n0", "n1", args=["--die-at-start", "no weights here"])
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     assert outcomes() == ["failed", "failed"]
     assert {one.desired for one in Placement.objects.all()} == {"stopped"}, "no crash loop"
@@ -164,10 +166,10 @@ def test_a_shard_that_does_not_start_ends_the_start_of_the_others(fleet: Fleet) 
 
 def test_a_replica_that_loses_rank_0_is_rebuilt_too(fleet: Fleet) -> None:
     sharded("n0", "n1")
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
     work()
     os.kill(pids()[0], signal.SIGKILL)
-    wait_until(
+    until(
         lambda: set(Placement.objects.values_list("observed", flat=True)) == {"failed"},
         "the other shard to end by itself",
     )
@@ -178,22 +180,22 @@ def test_a_replica_that_loses_rank_0_is_rebuilt_too(fleet: Fleet) -> None:
 
 def test_a_cancelled_shard_takes_the_others_along(fleet: Fleet) -> None:
     sharded("n0", "n1", args=["--never-ready"])
-    requests.start("tiny", PERSON)
+    model_runs.start("tiny", PERSON)
 
     def ordered() -> bool:
         for operation in unfinished():
             worker.run(operation.pk)
         return all(agent.server._instances.views() for agent in fleet[:2])
 
-    wait_until(ordered, "both shards to be ordered")
-    requests.cancel(str(Operation.objects.get(node_id_text="n1").pk), PERSON)
+    until(ordered, "both shards to be ordered")
+    cancellation.request(str(Operation.objects.get(node_id_text="n1").pk), PERSON)
     work()
     assert outcomes() == ["cancelled", "cancelled"]
     assert {one.desired for one in Placement.objects.all()} == {"stopped"}
 
 
 def answered(agent: RealAgent) -> int:
-    """How many requests the engine of a node was given, as it says itself."""
+    """Return the number of requests that the engine of a node was given, by its own count."""
     (view,) = agent.server._instances.views()
     target = agent.server._instances.target(view.instance_id)
     with urllib.request.urlopen(f"http://{target.host}:{target.port}/metrics", timeout=10) as answer:
@@ -202,7 +204,7 @@ def answered(agent: RealAgent) -> int:
 
 async def ask(key: str, times: int) -> list[int]:
     """Requests to ``/v1`` at the same time, through the door of the web process; their statuses."""
-    gateway = Gateway(Options(max_body_bytes=2**20, max_in_flight=100))
+    gateway = Gateway(GatewayOptions(max_body_bytes=2**20, max_in_flight=100))
     await gateway.start()
     try:
         return list(await asyncio.gather(*(post(gateway, key) for _ in range(times))))
@@ -232,14 +234,14 @@ def test_v1_spreads_over_the_replicas_that_are_ready(fleet: Fleet) -> None:
     placed(node_id="n0")
     apply.add_replica("tiny", [("n1", ())], PERSON)
     apply.add_replica("tiny", [("n2", ())], PERSON)
-    requests.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n0").replica)
-    requests.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n1").replica)
+    model_runs.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n0").replica)
+    model_runs.start_all("tiny", PERSON, replica=Placement.objects.get(node_id_text="n1").replica)
     work()
     _, key = keys.create("test", actor=PERSON)
     assert asyncio.run(ask(key, 12)) == [200] * 12
     assert [answered(agent) for agent in fleet[:2]] == [6, 6]
 
     os.kill(Placement.objects.get(node_id_text="n1").observed_view["pid"], signal.SIGKILL)
-    wait_until(lambda: Placement.objects.get(node_id_text="n1").observed == "failed", "the loss to be seen")
+    until(lambda: Placement.objects.get(node_id_text="n1").observed == "failed", "the loss to be seen")
     assert asyncio.run(ask(key, 6)) == [200] * 6
     assert answered(fleet[0]) == 12

@@ -1,4 +1,4 @@
-"""What many nodes say, written together."""
+"""Reports of many nodes, written together."""
 
 import pytest
 from django.db import connection
@@ -38,7 +38,7 @@ def fleet(count: int) -> list[str]:
     return ids
 
 
-def words(ids: list[str], seq: int = 1) -> dict[str, reports.Word]:
+def words(ids: list[str], seq: int = 1) -> dict[str, reports.Report]:
     return {pk: (status(seq), clock.now()) for pk in ids}
 
 

@@ -1,17 +1,17 @@
-"""What should run and does not is started again; what failed is not."""
+"""Models that should run and do not are started again; failed ones are not."""
 
 import pytest
 
 from audit.models import AuditLine
-from jobs import requests
 from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
+from jobs.requests import model_runs
 from models_app import holds, intents
 from models_app.models import Placement
 from models_app.placement import apply
 from nodes.models import Node
-from tests.jobs.agents import DIES, READY
 from tests.models_app.things import PERSON, node, placed
+from tests.standins.memory import DIES, READY
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -94,6 +94,6 @@ def test_a_model_marked_to_start_with_the_master_is_wanted_when_it_comes_up(agen
 
 
 def test_a_stop_by_a_person_ends_the_wish(agent, finish) -> None:
-    finish(requests.start("tiny", PERSON).pk)
-    finish(requests.stop("tiny", PERSON).pk)
+    finish(model_runs.start("tiny", PERSON).pk)
+    finish(model_runs.stop("tiny", PERSON).pk)
     assert resume_once() == 0

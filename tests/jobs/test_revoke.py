@@ -5,11 +5,13 @@ from datetime import timedelta
 
 import pytest
 
+from agent.common import keys
 from audit.models import AuditLine
-from jobs import identity, ledger, requests, worker
+from jobs import ledger, worker
 from jobs.kinds import revoke
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import cancellation, identity, model_runs
 from mirbad.kernel.errors import NotFound
 from models_app import holds, routing
 from models_app.errors import ModelBusy
@@ -18,10 +20,10 @@ from nodes.enrollment import join, tokens
 from nodes.errors import ConfirmationRequired, EnrollmentRefused, NodeDraining, NodeRevoked
 from nodes.link import transport
 from nodes.models import JoinToken, Node, NodePin, RevokedKey
-from nodes.pki import authority, keys
-from tests.jobs.agents import READY, FakeAgent
+from nodes.pki import authority
 from tests.models_app.things import PERSON, node, placed
 from tests.nodes.parts import approved, request_for
+from tests.standins.memory import READY, MemoryAgent
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -37,7 +39,7 @@ def machine(db):
 
 def started(finish, model_id: str = "tiny") -> Placement:
     placed(model_id, "pc-1")
-    assert finish(requests.start(model_id, PERSON).pk).outcome == "succeeded"
+    assert finish(model_runs.start(model_id, PERSON).pk).outcome == "succeeded"
     return Placement.objects.get(model_id=model_id)
 
 
@@ -82,7 +84,7 @@ def test_the_id_has_to_be_typed(machine, typed: str) -> None:
     assert not Node.objects.get().draining
 
 
-def test_models_that_stand_there_refuse_it_and_nothing_is_changed(machine, agent: FakeAgent, finish) -> None:
+def test_models_that_stand_there_refuse_it_and_nothing_is_changed(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     with pytest.raises(identity.ModelsPlaced, match="tiny") as refused:
         identity.revoke("pc-1", "pc-1", PERSON)
@@ -92,7 +94,7 @@ def test_models_that_stand_there_refuse_it_and_nothing_is_changed(machine, agent
     assert AuditLine.objects.get(action="node.revoke").error_code == "models_placed"
 
 
-def test_a_held_model_refuses_it_and_nothing_is_stopped(machine, agent: FakeAgent, finish) -> None:
+def test_a_held_model_refuses_it_and_nothing_is_stopped(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     holds.take("tiny", "move", "move-1", "a move to node pc-9")
     with pytest.raises(ModelBusy, match="a move to node pc-9"):
@@ -101,12 +103,12 @@ def test_a_held_model_refuses_it_and_nothing_is_stopped(machine, agent: FakeAgen
     assert (agent.stops, agent.running) == (0, 1)
 
 
-def test_models_are_stopped_and_unplaced_before_the_keys_go(machine, agent: FakeAgent, finish) -> None:
+def test_models_are_stopped_and_unplaced_before_the_keys_go(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     operation = identity.revoke("pc-1", "pc-1", PERSON, unplace_models=True)
     assert Node.objects.get().draining
     with pytest.raises((ModelBusy, NodeDraining)):
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
     done = finish(operation.pk)
     assert (done.outcome, done.result) == ("succeeded", {"unplaced": ["tiny"]})
     assert (agent.stops, agent.running) == (1, 0)
@@ -115,7 +117,7 @@ def test_models_are_stopped_and_unplaced_before_the_keys_go(machine, agent: Fake
     assert AuditLine.objects.get(action="model.unplace").model_id_text == "tiny"
 
 
-def test_a_model_that_does_not_stop_lifts_the_drain_again(machine, agent: FakeAgent, finish) -> None:
+def test_a_model_that_does_not_stop_lifts_the_drain_again(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     agent.stubborn = True
     failed = finish(identity.revoke("pc-1", "pc-1", PERSON, unplace_models=True).pk)
@@ -126,7 +128,7 @@ def test_a_model_that_does_not_stop_lifts_the_drain_again(machine, agent: FakeAg
     assert not Hold.objects.exists()
 
 
-def test_a_node_that_was_draining_stays_so_when_its_revoke_fails(machine, agent: FakeAgent, finish) -> None:
+def test_a_node_that_was_draining_stays_so_when_its_revoke_fails(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     Node.objects.update(draining=True)
     agent.stubborn = True
@@ -134,7 +136,7 @@ def test_a_node_that_was_draining_stays_so_when_its_revoke_fails(machine, agent:
     assert Node.objects.get().draining
 
 
-def test_a_machine_that_is_gone_is_revoked_without_asking_it(machine, agent: FakeAgent, finish) -> None:
+def test_a_machine_that_is_gone_is_revoked_without_asking_it(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     agent.offline = True
     Node.objects.update(reachability="offline")
@@ -144,7 +146,7 @@ def test_a_machine_that_is_gone_is_revoked_without_asking_it(machine, agent: Fak
     assert "cannot be reached" in AuditLine.objects.get(action="model.unplace").detail
 
 
-def test_a_machine_that_goes_in_the_middle_is_waited_for_only_so_long(machine, agent: FakeAgent, finish) -> None:
+def test_a_machine_that_goes_in_the_middle_is_waited_for_only_so_long(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     operation = identity.revoke("pc-1", "pc-1", PERSON, unplace_models=True)
     agent.offline = True
@@ -153,10 +155,10 @@ def test_a_machine_that_goes_in_the_middle_is_waited_for_only_so_long(machine, a
     assert done.finished_at - done.created_at >= timedelta(seconds=30)
 
 
-def test_an_open_launch_is_ended_first(machine, agent: FakeAgent, finish, pass_time) -> None:
+def test_an_open_launch_is_ended_first(machine, agent: MemoryAgent, finish, pass_time) -> None:
     agent.plan = [{}] * 50
     placed(node_id="pc-1")
-    launch = requests.start("tiny", PERSON)
+    launch = model_runs.start("tiny", PERSON)
     worker.run(launch.pk)
     operation = identity.revoke("pc-1", "pc-1", PERSON, unplace_models=True)
     for _ in range(40):
@@ -168,10 +170,10 @@ def test_an_open_launch_is_ended_first(machine, agent: FakeAgent, finish, pass_t
     assert (operation.outcome, launch.outcome, agent.running) == ("succeeded", "cancelled", 0)
 
 
-def test_giving_up_lifts_the_drain(machine, agent: FakeAgent, finish) -> None:
+def test_giving_up_lifts_the_drain(machine, agent: MemoryAgent, finish) -> None:
     started(finish)
     operation = identity.revoke("pc-1", "pc-1", PERSON, unplace_models=True)
-    requests.cancel(operation.pk, PERSON)
+    cancellation.request(operation.pk, PERSON)
     assert finish(operation.pk).outcome == "cancelled"
     row = Node.objects.get()
     assert (row.lifecycle, row.draining, Hold.objects.count()) == ("approved", False, 0)
@@ -193,11 +195,11 @@ class Killed(BaseException):
 
 @pytest.mark.faults
 def test_a_revoke_survives_a_kill_at_every_boundary(
-    machine, agent: FakeAgent, finish, pass_time: Callable[[float], None], monkeypatch
+    machine, agent: MemoryAgent, finish, pass_time: Callable[[float], None], monkeypatch
 ) -> None:
     """Each boundary in turn: after a claim, around each call, inside and after each write."""
-    originals = {name: getattr(ledger, name) for name in ("claim", "_update", "_tell", "write")}
-    take_off, revoke_row = revoke.apply.take_off, revoke.registry.revoke
+    originals = {name: getattr(ledger, name) for name in ("claim", "_update", "_add_event", "write")}
+    remove_placement, revoke_row = revoke.apply.remove_placement, revoke.registry.revoke
     for kill_at in range(1, 60):
         crossed = 0
 
@@ -220,12 +222,12 @@ def test_a_revoke_survives_a_kill_at_every_boundary(
         agent.engines.clear()
         placed(f"m-{kill_at}", node_id)
         agent.plan = [READY]
-        assert finish(requests.start(f"m-{kill_at}", PERSON).pk).outcome == "succeeded"
+        assert finish(model_runs.start(f"m-{kill_at}", PERSON).pk).outcome == "succeeded"
         stops = agent.stops
         operation = identity.revoke(node_id, node_id, PERSON, unplace_models=True)
         for name, function in originals.items():
             monkeypatch.setattr(ledger, name, around(function))
-        monkeypatch.setattr(revoke.apply, "take_off", around(take_off))
+        monkeypatch.setattr(revoke.apply, "remove_placement", around(remove_placement))
         monkeypatch.setattr(revoke.registry, "revoke", around(revoke_row))
         monkeypatch.setattr("nodes.link.client.call", around(agent.call))
         fell = False
@@ -240,7 +242,7 @@ def test_a_revoke_survives_a_kill_at_every_boundary(
             pass_time(2)
         for name, function in originals.items():
             monkeypatch.setattr(ledger, name, function)
-        monkeypatch.setattr(revoke.apply, "take_off", take_off)
+        monkeypatch.setattr(revoke.apply, "remove_placement", remove_placement)
         monkeypatch.setattr(revoke.registry, "revoke", revoke_row)
         monkeypatch.setattr("nodes.link.client.call", agent.call)
         operation.refresh_from_db()

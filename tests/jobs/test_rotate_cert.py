@@ -1,17 +1,19 @@
 """A node's key is changed against the real agent; workers and agents are killed between any two steps."""
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from agent.common import keys
 from audit.models import AuditLine
-from jobs import identity, keychange, ledger, requests, worker
+from jobs import ledger, worker
 from jobs.kinds import rotate_cert
 from jobs.loops.renew import renew_once
 from jobs.models import Operation
+from jobs.requests import cancellation, identity
+from jobs.steps import keychange
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict
@@ -20,10 +22,11 @@ from nodes.enrollment import join, tokens
 from nodes.errors import NodeOffline, NodeRevoked
 from nodes.link import health
 from nodes.models import Node, NodeCondition, NodePin, RevokedKey
-from nodes.pki import authority, keys
-from tests.jobs.real import RealAgent, wait_until
+from nodes.pki import authority
+from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON
 from tests.nodes.parts import local_machine, pin_of, request_for
+from tests.waiting import pause, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -53,7 +56,7 @@ def run(operation: Operation, seconds: float = 30) -> Operation:
         operation.refresh_from_db()
         return operation.finished_at is not None
 
-    wait_until(over, f"{operation.kind} to end: {operation.stage} {operation.progress} {operation.error}", seconds)
+    until(over, f"{operation.kind} to end: {operation.stage} {operation.progress} {operation.error}", seconds)
     return operation
 
 
@@ -87,7 +90,7 @@ def test_a_second_request_is_the_same_rotation(agent) -> None:
     run(first)
 
 
-BOUNDARIES = ("claim", "_update", "ask_csr", "install", "look")
+BOUNDARIES = ("claim", "_update", "request_csr", "install", "look")
 
 
 @pytest.mark.faults
@@ -96,8 +99,7 @@ BOUNDARIES = ("claim", "_update", "ask_csr", "install", "look")
 def test_a_worker_killed_at_any_boundary_locks_no_node_out(agent, monkeypatch, name: str, side: str) -> None:
     place: Any = ledger if name in ("claim", "_update") else keychange
     original = getattr(place, name)
-    turns = range(1, 5) if place is ledger else range(1, 2)
-    for turn in turns:
+    for turn in range(1, 5 if place is ledger else 2):
         crossed = 0
 
         def trapped(*args: Any, turn: int = turn, **kwargs: Any) -> Any:
@@ -146,7 +148,7 @@ def test_a_rotation_that_is_given_up_leaves_the_former_key(agent) -> None:
     for _ in range(2):
         worker.run_step(operation.pk)
     assert pin_of("local", NodePin.NEXT) is not None
-    requests.cancel(operation.pk, PERSON)
+    cancellation.request(operation.pk, PERSON)
     assert run(operation).outcome == "cancelled"
     assert assert_one_key(agent) == before
 
@@ -232,8 +234,8 @@ def test_a_node_whose_certificate_expired_comes_back_once_it_is_allowed(transact
     agent = RealAgent(tmp_path).begin()
     try:
         agent.connect()
-        wait_until(lambda: agent.store.load().has_expired, "the certificate to expire", 5)
-        time.sleep(1)  # an open line outlives the certificate for as long as it is kept
+        until(lambda: agent.store.load().has_expired, "the certificate to expire", 5)
+        pause(1)  # an open line outlives the certificate for as long as it is kept
         with pytest.raises(NodeOffline, match="expired"):
             health.probe("local")
         Node.objects.update(reachability="offline")
@@ -257,7 +259,7 @@ def test_another_key_does_not_come_back_by_an_expired_certificate(transactional_
     agent = RealAgent(tmp_path).begin()
     try:
         agent.connect()
-        wait_until(lambda: agent.store.load().has_expired, "the certificate to expire", 5)
+        until(lambda: agent.store.load().has_expired, "the certificate to expire", 5)
         NodePin.objects.update(spki_sha256="0" * 64)
         operation = identity.readmit("local", PERSON)
         for _ in range(3):
@@ -266,7 +268,7 @@ def test_another_key_does_not_come_back_by_an_expired_certificate(transactional_
         operation.refresh_from_db()
         assert (operation.stage, operation.outcome) == ("requesting", "open")
         assert "pinned" in operation.progress["text"]
-        requests.cancel(operation.pk, PERSON)
+        cancellation.request(operation.pk, PERSON)
     finally:
         agent.clear()
 
@@ -290,7 +292,7 @@ def test_a_certificate_is_renewed_at_two_thirds_of_its_life(transactional_db, tm
     try:
         before = pin_of("local")
         assert renew_once() == 0
-        wait_until(renew_once, "the renewal to be due", 6)
+        until(renew_once, "the renewal to be due", 6)
         assert renew_once() == 0  # under way
         operation = Operation.objects.get()
         assert (operation.actor, run(operation).outcome) == ("system:pki", "succeeded")

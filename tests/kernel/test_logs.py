@@ -1,4 +1,4 @@
-"""What stands in a log: a refusal is one line, a fault has its traceback."""
+"""Lines of a log: a refusal is one line, a fault has its traceback."""
 
 import logging
 

@@ -94,6 +94,14 @@ def test_a_good_value_is_taken(name, text, field, value):
     assert getattr(read_settings({name: text}), field) == value
 
 
+def test_names_of_tests_and_figures_are_no_settings_and_stop_nothing():
+    for name in ("MIRBAD_FIGURE_SOAK_SECONDS", "MIRBAD_TEST_FENCING_RUNS"):
+        assert read_settings({name: "60"}).port == 8080
+    for name in ("MIRBAD_FIGURES", "MIRBAD_FIGUR_SOAK"):
+        with pytest.raises(BadSettings, match=f"{name} is not a setting"):
+            read_settings({name: "60"})
+
+
 def test_a_secret_and_its_file_together_are_refused(tmp_path):
     (tmp_path / "password").write_text("from the file\n")
     path = str(tmp_path / "password")

@@ -1,15 +1,16 @@
-"""Which files of a repository come, what a hub says, and what a node's report makes of the catalog."""
+"""The selected files of a repository, the answers of a hub, and the catalog after a node's report."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from agent.common.formats.pickles import is_pickle
 from agent.wire.capability import FolderFile, ModelFolder, Runtime
 from agent.wire.downloads import DownloadFile
-from agent.wire.pickles import is_pickle
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
-from models_app.artifacts import acting, catalog, choose, folders, hub
+from models_app.artifacts import catalog, folders, hub, node_parameter, selection
+from models_app.artifacts.download_request import DownloadRequest, spec_of
 from models_app.artifacts.errors import (
     ChoiceRequired,
     Gated,
@@ -19,7 +20,6 @@ from models_app.artifacts.errors import (
     RepositoryNotFound,
     TokenRefused,
 )
-from models_app.artifacts.wishes import Wish, spec_of
 from tests.bench.hub import Hub, Repository
 from tests.models_app.things import capabilities, node
 
@@ -31,7 +31,7 @@ def files(*names: str) -> tuple[DownloadFile, ...]:
 
 
 def chosen(*names: str, patterns: tuple[str, ...] = (), **options: Any) -> list[str]:
-    return [file.path for file in choose.choose("acme/x", files(*names), patterns, **options).files]
+    return [file.path for file in selection.select("acme/x", files(*names), patterns, **options).files]
 
 
 @unit
@@ -43,7 +43,7 @@ def test_a_pickle_is_known_by_its_ending_alone(name):
 
 
 @unit
-@pytest.mark.parametrize("name", ["a.safetensors", "b.gguf", "bin", "c.bin.json", "x?file=a.bin", "d.onnx"])
+@pytest.mark.parametrize("name", ["a.safetensors", "b.gguf", "bin", "c.bin.json", "x?file=a.bin.md", "d.onnx"])
 def test_what_is_no_pickle_is_none(name):
     assert not is_pickle(name)
 
@@ -113,7 +113,7 @@ def test_a_repository_is_pinned_to_a_commit_with_sizes_and_digests(local_hub):
         ("config.json", 2, "git-sha1"),
         ("model.safetensors", 100_000, "sha256"),
     ]
-    spec = spec_of(Wish("acme/tiny"))
+    spec = spec_of(DownloadRequest("acme/tiny"))
     assert (spec.folder, spec.commit, spec.endpoint) == ("acme--tiny", found.sha, local_hub.endpoint)
 
 
@@ -143,7 +143,7 @@ def test_what_a_hub_refuses_is_told_in_words(local_hub, monkeypatch):
 
 def test_a_hub_that_times_out_or_is_away_is_unavailable_for_now(local_hub, monkeypatch):
     local_hub.faults.silent = True
-    with pytest.raises(HubUnreachable, match="cannot be reached"):
+    with pytest.raises(HubUnreachable, match="cannot reach"):
         hub.resolve("acme/tiny", timeout=0.3)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(HubUnreachable) as refused:
@@ -151,26 +151,48 @@ def test_a_hub_that_times_out_or_is_away_is_unavailable_for_now(local_hub, monke
     assert refused.value.retryable
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "240"}, 240),
+        ({"RateLimit": '"api";r=0;t=240'}, 240),
+        ({"RateLimit-Reset": "12.5"}, 13),
+        ({"Retry-After": "9" * 300}, 3600),
+        ({}, 10),
+    ],
+)
+def test_a_hub_that_limits_requests_says_when_it_may_be_asked_again(local_hub, headers, seconds):
+    local_hub.add(Repository("acme/tiny", {"config.json": b"{}"}))
+    local_hub.faults.refusals = {"api": [(429, headers)] * 9}
+    with pytest.raises(HubUnreachable) as refused:
+        hub.resolve("acme/tiny")
+    assert refused.value.retry_after_seconds == seconds
+    assert ("limits requests" in refused.value.detail) == bool(headers)
+    assert (f"in {seconds} s" in refused.value.detail) == bool(headers)
+
+
+@pytest.mark.app
 @pytest.mark.django_db
 def test_the_node_that_acts_is_the_only_one_or_the_one_that_is_named():
     with pytest.raises(NotFound):
-        acting.named("")
+        node_parameter.named("")
     node("pc-1")
-    assert acting.named("").pk == "pc-1"
+    assert node_parameter.named("").pk == "pc-1"
     node("pc-2")
     node("pc-3", lifecycle="pending")
     node("pc-4", lifecycle="revoked")
     with pytest.raises(NodeRequired):
-        acting.named("")
-    assert acting.named("pc-2").pk == "pc-2"
+        node_parameter.named("")
+    assert node_parameter.named("pc-2").pk == "pc-2"
     for gone in ("pc-4", "pc-9"):
         with pytest.raises(NotFound):
-            acting.named(gone)
+            node_parameter.named(gone)
     with pytest.raises(Conflict) as refused:
-        acting.named("pc-3")
+        node_parameter.named("pc-3")
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.app
 @pytest.mark.django_db
 def test_the_catalog_answers_from_the_last_report_of_a_node_that_is_away():
     entry = next(entry for entry in catalog.CATALOG if entry.file)

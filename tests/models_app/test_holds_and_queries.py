@@ -37,11 +37,11 @@ def test_what_is_not_there_cannot_be_held() -> None:
     ("desired", "observed", "name", "serves", "said"),
     [
         ("running", "ready", "ready", True, ""),
-        ("stopped", "ready", "ready", False, "It is to be stopped."),
+        ("stopped", "ready", "ready", False, "Will be stopped."),
         ("running", "starting", "starting", False, ""),
-        ("running", "stopped", "stopped", False, "It should run on node pc-1 and does not yet."),
+        ("running", "stopped", "stopped", False, "Should be running on node pc-1; not started yet."),
         ("stopped", "stopped", "stopped", False, ""),
-        ("running", "unknown", "unknown", False, "Node pc-1 does not report now; the model should run there."),
+        ("running", "unknown", "unknown", False, "Node pc-1 is not reporting; the model should run there."),
         ("stopped", "failed", "failed", False, ""),
         ("running", "unhealthy", "unhealthy", False, ""),
     ],
@@ -57,6 +57,23 @@ def test_a_model_without_a_node_is_shown_as_unplaced() -> None:
     assert queries.shown_state(None).name == "unplaced"
 
 
+@pytest.mark.parametrize(
+    ("observed", "view", "said"),
+    [
+        ("ready", {"notice": "Model tiny does not use GPU 0."}, ("Model tiny does not use GPU 0.",)),
+        ("unhealthy", {"notice": "It does not."}, ("It does not.",)),
+        ("ready", {"notice": None}, ()),
+        ("ready", {}, ()),
+        ("failed", {"notice": "It does not."}, ("It is started again automatically.",)),
+    ],
+)
+def test_a_notice_is_a_reason_of_an_engine_that_runs_and_changes_no_state(observed, view, said) -> None:
+    placement = Placement(node_id_text="pc-1", desired="running", observed=observed, observed_view=view)
+    shown = queries.shown_state(placement)
+    assert (shown.name, shown.reasons) == (observed, said)
+    assert shown.serves is (observed == "ready")
+
+
 def test_the_statements_of_a_list_do_not_grow_with_its_rows() -> None:
     node("pc-1")
 
@@ -65,7 +82,7 @@ def test_the_statements_of_a_list_do_not_grow_with_its_rows() -> None:
             connection,
         ) as caught:
             for model in queries.all_models():
-                queries.shown_state(queries.placement_of(model))
+                queries.shown_state(queries.primary(model))
                 list(model.sources.all())
                 getattr(model, "hold", None)
         return len(caught)
@@ -75,13 +92,3 @@ def test_the_statements_of_a_list_do_not_grow_with_its_rows() -> None:
     for number in range(1, 9):
         placed(f"m{number}")
     assert count() == one <= 3
-
-
-def test_placements_of_many_nodes_come_in_one_statement(django_assert_num_queries) -> None:
-    node("pc-1")
-    placed("m0")
-    placed("m1")
-    with django_assert_num_queries(1):
-        found = queries.placements_on(["pc-1", "pc-2"])
-        assert [p.model.name for p in found["pc-1"]] == ["m0", "m1"]
-    assert found["pc-2"] == []

@@ -17,7 +17,7 @@ from models_app.errors import (
     UseUnplace,
 )
 from models_app.models import ModelDefinition, Placement
-from models_app.placement import reconcile
+from models_app.placement import gpu_conditions
 from models_app.registry.specs import unseal_env
 from nodes.models import Node, NodeCondition
 from tests.models_app.things import PERSON, capabilities, definition, gpu, model_data, node, placed
@@ -97,7 +97,7 @@ def test_a_refusal_is_an_audit_line() -> None:
 
 
 def test_saving_replaces_every_field() -> None:
-    registry.create(model_data(args=["--a"], env={"A": "1"}, tags=["x"]), PERSON)
+    registry.create(model_data(args=["--never-ready"], env={"SIM_A": "1"}, tags=["x"]), PERSON)
     registry.update("tiny", model_data(contextLength=2048), PERSON)
     model = definition()
     assert (model.args, model.env, model.tags, model.context_length) == ([], {}, [], 2048)
@@ -119,12 +119,12 @@ def test_saving_what_is_not_there_is_not_found() -> None:
 
 
 def test_secret_values_are_sealed_and_kept_by_null() -> None:
-    registry.create(model_data(secretEnv={"HF_TOKEN": "hf_canary12345", "B": "b"}), PERSON)
+    registry.create(model_data(secretEnv={"HF_TOKEN": "hf_canary12345", "SIM_B": "b"}), PERSON)
     model = definition()
-    assert model.secret_env_names == ["B", "HF_TOKEN"]
+    assert model.secret_env_names == ["HF_TOKEN", "SIM_B"]
     assert b"canary" not in bytes(model.secret_env_sealed)
     sealed = bytes(model.secret_env_sealed)
-    registry.update("tiny", model_data(secretEnv={"HF_TOKEN": None, "B": None}), PERSON)
+    registry.update("tiny", model_data(secretEnv={"HF_TOKEN": None, "SIM_B": None}), PERSON)
     assert bytes(definition().secret_env_sealed) == sealed, "what did not change is not sealed anew"
     registry.update("tiny", model_data(secretEnv={"HF_TOKEN": None}), PERSON)
     assert unseal_env(definition()) == {"HF_TOKEN": "hf_canary12345"}
@@ -152,7 +152,7 @@ def test_an_edit_does_not_move_a_model(change, error) -> None:
     node("pc-2")
     placed(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
     with pytest.raises(error):
-        registry.update("tiny", model_data(args=["--new"], **change), PERSON)
+        registry.update("tiny", model_data(args=["--never-ready"], **change), PERSON)
     assert definition().args == [], "nothing of a refused edit is kept"
 
 
@@ -171,9 +171,9 @@ def test_an_edit_may_choose_other_gpus_of_the_node() -> None:
 def test_an_edit_that_does_not_speak_of_the_placement_leaves_it_alone() -> None:
     node("pc-1")
     placement = placed()
-    registry.update("tiny", model_data(args=["--new"]), PERSON)
+    registry.update("tiny", model_data(args=["--never-ready"]), PERSON)
     placement.refresh_from_db()
-    assert (placement.generation, definition().args) == (1, ["--new"])
+    assert (placement.generation, definition().args) == (1, ["--never-ready"])
 
 
 def test_a_held_model_takes_settings_but_no_other_gpus() -> None:
@@ -237,13 +237,13 @@ def test_what_is_refused_bumps_nothing() -> None:
 def test_a_placed_gpu_that_left_is_a_reason_of_its_node_until_it_is_chosen_again() -> None:
     node("pc-1", gpu("GPU-a"), gpu("GPU-b"))
     placed(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
-    assert not reconcile.note_missing_gpus("pc-1")
+    assert not gpu_conditions.refresh("pc-1")
     Node.objects.update(capabilities=capabilities(gpu("GPU-b")).to_wire())
-    assert reconcile.note_missing_gpus("pc-1")
+    assert gpu_conditions.refresh("pc-1")
     condition = NodeCondition.objects.get()
     assert (condition.code, condition.subject) == ("placed_gpu_missing", "tiny")
     assert "GPU-a" in condition.detail
-    assert not reconcile.note_missing_gpus("pc-1")
+    assert not gpu_conditions.refresh("pc-1")
     registry.update("tiny", model_data(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-b"]}), PERSON)
     assert not NodeCondition.objects.exists()
 
@@ -252,6 +252,6 @@ def test_a_deleted_model_is_no_reason_any_more() -> None:
     node("pc-1", gpu("GPU-a"))
     placed(placement={"nodeId": "pc-1", "gpuUuids": ["GPU-a"]})
     Node.objects.update(capabilities=capabilities(gpu("GPU-b")).to_wire())
-    reconcile.note_missing_gpus("pc-1")
+    gpu_conditions.refresh("pc-1")
     registry.delete("tiny", PERSON)
     assert not NodeCondition.objects.exists()

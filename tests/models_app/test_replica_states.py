@@ -1,4 +1,4 @@
-"""What is said of a model that stands on several nodes."""
+"""The state of a model that runs on several nodes."""
 
 from uuid import uuid4
 
@@ -86,8 +86,9 @@ def test_a_model_serves_while_one_of_its_replicas_does(model) -> None:
     shown = queries.shown_model_state(model)
     assert (shown.name, shown.serves) == ("ready", True)
     assert shown.reasons == (
-        "1 of 2 replicas serve.",
+        "1 of 2 replicas are serving.",
         "On n2: The engine ended by itself with exit code 1.",
+        "On n2: It is started again automatically.",
     )
 
 

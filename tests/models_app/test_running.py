@@ -1,4 +1,4 @@
-"""What is seen of placements is written by one module, and an older report never wins."""
+"""Observed states of placements are written by one module, and an older report never wins."""
 
 from typing import Any
 
@@ -123,14 +123,16 @@ def test_a_word_about_another_nodes_placement_is_not_believed(placement) -> None
 
 
 def test_an_unreachable_node_leaves_its_placements_unknown_until_it_speaks_again(placement) -> None:
-    running.observe("pc-1", status(5, view(placement)))
+    running.observe("pc-1", status(5, view(placement, "unhealthy", reason="It fails its health checks.")))
+    running.observe("pc-1", status(6, view(placement, reason="It is slow.")))
     assert running.mark_unreachable("pc-1") == 1
     assert running.mark_unreachable("pc-1") == 0
     placement.refresh_from_db()
     assert (placement.observed, placement.observed_view["state"]) == ("unknown", "ready")
+    assert placement.observed_reason == "The node is not reporting."
     running.observe("pc-1", status(5, view(placement)))
     placement.refresh_from_db()
-    assert placement.observed == "ready"
+    assert (placement.observed, placement.observed_reason) == ("ready", "")
 
 
 def test_the_gateway_is_told_of_what_it_sees_and_of_nothing_else(placement) -> None:

@@ -1,4 +1,4 @@
-"""What a node is asked to run, and the hash that says whether a running engine is up to date."""
+"""The spec that a node is asked to run, and the hash that says whether a running engine is up to date."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_the_spec_says_all_that_the_definition_does() -> None:
         **CONTAINER,
         servedNames=["org/tiny", "tiny"],
         args=["--max-model-len", "4096"],
-        env={"A": "1"},
+        env={"TZ": "UTC"},
         secretEnv={"HF_TOKEN": "hf_canary12345"},
         image="registry/vllm:1",
         imageDigest=DIGEST,
@@ -43,7 +43,7 @@ def test_the_spec_says_all_that_the_definition_does() -> None:
     wire = spec.to_wire()
     assert wire["servedNames"] == ["org/tiny", "tiny"]
     assert wire["secretEnv"] == {"HF_TOKEN": "hf_canary12345"}
-    assert wire["source"] == {"folder": "org/tiny", "file": None}
+    assert wire["source"] == {"folder": "org/tiny", "file": None, "projector": None}
     assert (wire["image"], wire["imageDigest"], wire["gpuUuids"]) == ("registry/vllm:1", DIGEST, ["GPU-a"])
     assert (wire["contextLength"], wire["gpuMemoryBudgetBytes"], wire["startTimeoutSeconds"]) == (4096, 10, 60)
     assert "canary" not in repr(spec)
@@ -85,15 +85,15 @@ def test_a_process_carries_no_image() -> None:
     assert (spec.image, spec.image_digest) == (None, None)
 
 
-BASE = {"runtime": "llama.cpp", "delivery": "process", "sources": [{"folder": "tiny"}], "secretEnv": {"S": "1"}}
+BASE = {"runtime": "llama.cpp", "delivery": "process", "sources": [{"folder": "tiny"}], "secretEnv": {"HF_TOKEN": "1"}}
 
 
 @pytest.mark.parametrize(
     ("change", "restarts"),
     [
         ({"args": ["-c", "1"]}, True),
-        ({"env": {"A": "1"}}, True),
-        ({"secretEnv": {"S": "2"}}, True),
+        ({"env": {"TZ": "UTC"}}, True),
+        ({"secretEnv": {"HF_TOKEN": "2"}}, True),
         ({"servedNames": ["x"]}, True),
         ({"contextLength": 1}, True),
         ({"gpuMemoryBudgetBytes": 1}, True),
@@ -106,8 +106,8 @@ BASE = {"runtime": "llama.cpp", "delivery": "process", "sources": [{"folder": "t
         ({"tags": ["x"]}, False),
         ({"autoStart": True}, False),
         ({"idleTimeoutSeconds": 1}, False),
-        ({"secretEnv": {"S": None}}, False),
-        ({"secretEnv": {"S": "1"}}, False),
+        ({"secretEnv": {"HF_TOKEN": None}}, False),
+        ({"secretEnv": {"HF_TOKEN": "1"}}, False),
     ],
 )
 def test_the_hash_changes_with_what_changes_the_engine_and_with_nothing_else(change, restarts) -> None:
@@ -118,7 +118,7 @@ def test_the_hash_changes_with_what_changes_the_engine_and_with_nothing_else(cha
         return registry.config_hash(definition(), Placement.objects.get(pk=placement.pk), Node.objects.get())
 
     before = now()
-    registry.update("tiny", model_data(**{**BASE, "secretEnv": {"S": None}, **change}), PERSON)
+    registry.update("tiny", model_data(**{**BASE, "secretEnv": {"HF_TOKEN": None}, **change}), PERSON)
     assert (now() != before) is restarts
 
 

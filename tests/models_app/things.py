@@ -21,12 +21,12 @@ GIB = 2**30
 DIGEST = "sha256:" + "a" * 64
 
 
-def gpu(uuid: str, name: str | None = "RTX 4090", memory: int | None = 24 * GIB) -> GpuCapability:
-    return GpuCapability(uuid=uuid, index=0, name=name, memory_bytes=memory)
+def gpu(uuid: str, name: str | None = "RTX 4090", memory: int | None = 24 * GIB, **other: Any) -> GpuCapability:
+    return GpuCapability(uuid=uuid, index=0, name=name, memory_bytes=memory, **other)
 
 
 def capabilities(*gpus: GpuCapability, unavailable: dict[tuple[Runtime, Delivery], str] | None = None, **other: Any):
-    """What a node can do: everything, on a unified machine without GPUs, or on a discrete one with `gpus`."""
+    """Return the capabilities of a node: all, on a unified machine without GPUs, or on a discrete one with `gpus`."""
     reasons = unavailable or {}
     values: dict[str, Any] = {
         "os": "linux",

@@ -5,8 +5,8 @@ import pytest
 from nodes.link import client, pools
 from nodes.models import Node
 from nodes.pki import authority
-from tests.nodes.answering import Agent
 from tests.nodes.parts import agent_context, ca_bundle, local_machine, tls_peer
+from tests.standins.answering import AnsweringAgent
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def live_master(transactional_db):
 def agent(live_master):
     """The master's own node, approved, and an agent that answers for it."""
     made = local_machine(9443)
-    answers = Agent(made)
+    answers = AnsweringAgent(made)
     with tls_peer(answers, agent_context(made.identity, ca_bundle())) as peer:
         Node.objects.update(port=peer.port)
         answers.peer = peer

@@ -1,4 +1,4 @@
-"""What the tests of nodes are made of: keys, signing requests, nodes that joined by the real join, a real TLS peer."""
+"""Parts of the tests of nodes: keys, signing requests, nodes that joined by the real join, a real TLS peer."""
 
 import asyncio
 import ssl
@@ -14,15 +14,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from agent.wire.enroll import EnrollAnswer, EnrollRequest, MachineSummary
+from agent.common import keys
+from agent.wire.enroll import EnrollRequest, EnrollResponse, MachineSummary
 from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG, admin
 from nodes import registry
 from nodes.enrollment import join, tokens
 from nodes.models import JoinToken, MasterIdentity, Node, NodePin
-from nodes.pki import keys, store
+from nodes.pki import store
 from nodes.pki.certs import Issuer, issue_node, make_ca, to_pem
 from nodes.pki.tls import TlsIdentity, load_identity
+from tests.waiting import pause_async
 
 OPERATOR = admin("a session")
 PEER = "192.0.2.10"
@@ -50,7 +52,7 @@ class Machine:
 
     node_id: str
     key: ec.EllipticCurvePrivateKey
-    answer: EnrollAnswer
+    answer: EnrollResponse
     token: str
 
     @property
@@ -111,7 +113,7 @@ def node_identity(issuer: Issuer, uid: str, key=None) -> TlsIdentity:
 
 
 def agent_context(identity: TlsIdentity, ca_bundle) -> ssl.SSLContext:
-    """What an agent serves with: it wants the master's certificate."""
+    """Return the TLS context of an agent's server: it requires the master's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -164,7 +166,7 @@ def tls_peer(handler: Handler, context: ssl.SSLContext, port: int = 0) -> Iterat
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)
+        await pause_async(0.01)
 
     def run() -> None:
         asyncio.set_event_loop(loop)

@@ -7,6 +7,7 @@ import pytest
 import time_machine
 from django.db import connection
 
+from agent.common import keys
 from agent.wire.base import ENROLL_SERVER_NAME
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
@@ -14,7 +15,7 @@ from mirbad.kernel.errors import Unavailable
 from mirbad.kernel.seal import SealBroken, unseal
 from nodes import fencing
 from nodes.models import Authority, MasterIdentity
-from nodes.pki import authority, certs, keys, store
+from nodes.pki import authority, certs, store
 from tests.nodes.parts import approved
 
 pytestmark = pytest.mark.app

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from agent.common import keys
 from agent.wire.capability import AgentInfo
 from mirbad.kernel import clock
 from mirbad.kernel.errors import InvalidRequest
@@ -13,8 +14,6 @@ from nodes.enrollment import join, tokens
 from nodes.errors import EnrollmentRefused, NodeIncompatible, NodeOffline
 from nodes.link import client, health, pools
 from nodes.models import JoinToken, Node, NodeCondition
-from nodes.pki import keys
-from tests.nodes.answering import Agent
 from tests.nodes.parts import (
     OPERATOR,
     PEER,
@@ -25,6 +24,7 @@ from tests.nodes.parts import (
     request_for,
     tls_peer,
 )
+from tests.standins.answering import AnsweringAgent
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("live_master")]
 
@@ -41,7 +41,7 @@ def _address(host: str, port: int = 0):
 
 def test_a_name_that_flips_to_the_master_itself_between_two_look_ups_is_not_dialled(monkeypatch):
     machine = approved("pc-1")
-    with tls_peer(Agent(machine), agent_context(machine.identity, ca_bundle())) as peer:
+    with tls_peer(AnsweringAgent(machine), agent_context(machine.identity, ca_bundle())) as peer:
         looked = []
 
         def flip(host, port, *_, **__):
@@ -51,7 +51,7 @@ def test_a_name_that_flips_to_the_master_itself_between_two_look_ups_is_not_dial
         with monkeypatch.context() as patch:
             patch.setattr(socket, "getaddrinfo", flip)
             registry.update("pc-1", {"address": "flipping.example", "port": peer.port}, OPERATOR)
-            with pytest.raises(NodeOffline, match="does not resolve to an address that may be dialled"):
+            with pytest.raises(NodeOffline, match="does not resolve to an allowed address"):
                 client.call("pc-1", "GET", "info", answer=AgentInfo)
         assert looked == ["flipping.example", "flipping.example"]
         assert (peer.connections, peer.asked) == (0, [])
@@ -60,7 +60,7 @@ def test_a_name_that_flips_to_the_master_itself_between_two_look_ups_is_not_dial
 def test_another_node_on_the_address_of_a_node_never_sees_a_request():
     """Node B answers on A's address: its certificate is of the fleet, its name and key are not A's."""
     other = approved("pc-2")
-    with tls_peer(Agent(other), agent_context(other.identity, ca_bundle())) as peer:
+    with tls_peer(AnsweringAgent(other), agent_context(other.identity, ca_bundle())) as peer:
         local_machine(peer.port)
         with pytest.raises(NodeOffline, match="no trusted connection"):
             health.probe("local")
@@ -72,7 +72,7 @@ def test_another_node_on_the_address_of_a_node_never_sees_a_request():
 def copied():
     """A node that was seen, and the same key and uid on another machine."""
 
-    def show(agent: Agent, machine_id: str):
+    def show(agent: AnsweringAgent, machine_id: str):
         agent.info = agent.info.model_copy(update={"machine_id_hash": machine_id})
         return health.probe("local")
 
@@ -81,7 +81,7 @@ def copied():
 
 def test_a_copied_disk_holds_both_machines_and_raises_an_alarm(copied, caplog):
     machine = local_machine(9443)
-    agent = Agent(machine)
+    agent = AnsweringAgent(machine)
     with tls_peer(agent, agent_context(machine.identity, ca_bundle())) as peer:
         Node.objects.update(port=peer.port)
         copied(agent, "a" * 64)
@@ -115,7 +115,7 @@ def test_a_copied_key_cannot_join_as_another_node():
 
 def test_a_machine_without_an_id_is_no_second_machine(copied):
     machine = local_machine(9443)
-    agent = Agent(machine)
+    agent = AnsweringAgent(machine)
     with tls_peer(agent, agent_context(machine.identity, ca_bundle())) as peer:
         Node.objects.update(port=peer.port)
         for machine_id in ("a" * 64, "", "a" * 64):

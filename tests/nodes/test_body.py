@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.common.strict_json import BadJson, parse
 from mirbad.kernel.errors import InvalidRequest
-from nodes.enrollment.body import read_enroll_request, strict_json
+from nodes.enrollment.body import read_enroll_request
 
 pytestmark = pytest.mark.unit
 
@@ -49,7 +50,7 @@ def test_fields_of_a_newer_agent_are_ignored():
         b'{"a": "\x00"}',
         b"[" * 60_000,
         b'{"a":' * 10_000,
-        b"[" * 20 + b"]" * 20,
+        b"[" * 33 + b"]" * 33,
         encoded() + b"{}",
         encoded(token="t" * 201),
         encoded(csrPem="x" * 16_385),
@@ -67,8 +68,40 @@ def test_what_could_fool_or_exhaust_a_parser_is_a_bad_request(body):
         read_enroll_request(body)
 
 
+def test_each_problem_is_named_by_its_field():
+    with pytest.raises(InvalidRequest) as caught:
+        read_enroll_request(encoded(port=0, machine={"gpus": [{"uuid": "u", "name": "n", "memoryBytes": -1}]}))
+    assert caught.value.problems == [
+        {"code": "invalid", "message": "Input should be greater than or equal to 1.", "field": "port"},
+        {
+            "code": "invalid",
+            "message": "Input should be greater than or equal to 0.",
+            "field": "machine.gpus.0.memoryBytes",
+        },
+    ]
+    assert caught.value.detail == (
+        "port: Input should be greater than or equal to 1. "
+        "machine.gpus.0.memoryBytes: Input should be greater than or equal to 0."
+    )
+
+
+def test_of_many_problems_ten_are_named():
+    gpus = [{"uuid": "u", "name": "n", "memoryBytes": -1}] * 20
+    with pytest.raises(InvalidRequest) as caught:
+        read_enroll_request(encoded(machine={"gpus": gpus}))
+    assert len(caught.value.problems) == 10
+
+
+def test_a_body_that_is_no_json_says_why():
+    with pytest.raises(InvalidRequest) as caught:
+        read_enroll_request(b'{"a": NaN}')
+    with pytest.raises(BadJson) as reason:
+        parse(b'{"a": NaN}')
+    assert caught.value.detail == str(reason.value)
+
+
 def test_brackets_inside_a_text_are_no_depth():
-    assert strict_json(json.dumps({"a": "[" * 5000 + '"\\'}).encode())["a"].startswith("[[")
+    assert parse(json.dumps({"a": "[" * 5000 + '"\\'}).encode())["a"].startswith("[[")
 
 
 def test_the_sentence_never_repeats_what_was_sent():
@@ -103,10 +136,12 @@ def test_no_bytes_end_in_an_unnamed_error(body):
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*GOOD, "nodeUid"]), values, max_size=7))
 def test_no_members_end_in_an_unnamed_error(changes):
+    members = GOOD | changes
     try:
-        read_enroll_request(json.dumps(GOOD | changes).encode())
+        node_id = read_enroll_request(json.dumps(members).encode()).node_id
     except InvalidRequest:
-        return
+        node_id = members["nodeId"]
+    assert node_id == members["nodeId"]
 
 
 @pytest.mark.parametrize("port", [b"true", b"9443.0", b'"9443"'])

@@ -8,9 +8,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from agent.common import keys
 from agent.wire.base import ENROLL_SERVER_NAME
 from mirbad.kernel import clock
-from nodes.pki import certs, keys
+from nodes.pki import certs
 from nodes.pki.tls import BrokenIdentity, TlsIdentity, load_identity, prove, server_context, trusting_context
 from tests.nodes.parts import fresh_issuer, node_identity
 
@@ -96,12 +97,11 @@ def test_the_listener_s_certificate_is_good_for_its_own_name_and_for_every_host(
 
 def test_purposes_are_exactly_one_each():
     issuer, key, now = fresh_issuer(), keys.new_key().public_key(), clock.now()
-    purposes = {
-        certs.issue_node(issuer, key, UID, now): [ExtendedKeyUsageOID.SERVER_AUTH],
-        certs.issue_master_client(issuer, key, now): [ExtendedKeyUsageOID.CLIENT_AUTH],
-        certs.issue_enroll(issuer, key, [], now): [ExtendedKeyUsageOID.SERVER_AUTH],
-    }
-    for cert, expected in purposes.items():
+    for cert, expected in (
+        (certs.issue_node(issuer, key, UID, now), [ExtendedKeyUsageOID.SERVER_AUTH]),
+        (certs.issue_master_client(issuer, key, now), [ExtendedKeyUsageOID.CLIENT_AUTH]),
+        (certs.issue_enroll(issuer, key, [], now), [ExtendedKeyUsageOID.SERVER_AUTH]),
+    ):
         assert list(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == expected
         assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
@@ -152,7 +152,7 @@ def test_a_torn_pair_is_refused_before_anything_is_served_with_it():
 
 def test_a_certificate_of_another_authority_does_not_pass_the_proof():
     identity = node_identity(fresh_issuer(), UID)
-    with pytest.raises(BrokenIdentity, match="refuses the new certificate"):
+    with pytest.raises(BrokenIdentity, match="rejects the new certificate"):
         prove(server_context(identity), (certs.to_pem(fresh_issuer().cert),), NODE_NAME)
 
 

@@ -8,9 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
+from django.db import IntegrityError
 from structlog.testing import capture_logs
 
-from agent.wire.enroll import EnrollAnswer
+from agent.common import keys
+from agent.wire.enroll import EnrollResponse
 from audit.models import AuditLine
 from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG
@@ -19,7 +21,7 @@ from nodes import addresses, fencing, registry
 from nodes.enrollment import join, tokens
 from nodes.errors import EnrollmentRefused, MasterFenced
 from nodes.models import JoinToken, Node, NodePin, RevokedKey, TokenAttempt
-from nodes.pki import certs, keys
+from nodes.pki import certs
 from tests.nodes.parts import (
     OPERATOR,
     PEER,
@@ -159,7 +161,9 @@ def test_every_refusal_is_one_and_the_same_sentence():
 
 def test_an_unknown_id_takes_the_same_comparison_and_leaves_no_row():
     made = tokens.create("pc-1", actor=OPERATOR)
-    refused(f"{'0' * 16}.{made.token.split('.')[1]}")
+    with capture_logs() as logged:
+        refused(f"{'0' * 16}.{made.token.split('.')[1]}")
+    assert [(entry["why"], entry["alarm"]) for entry in logged] == [("the token is not valid", False)]
     assert not TokenAttempt.objects.exists()
     assert not AuditLine.objects.filter(action="node.enroll").exists()
 
@@ -260,8 +264,25 @@ def test_a_revoked_node_never_comes_back_by_id_or_by_key():
 def test_one_key_never_names_two_nodes():
     machine = enrolled("pc-1")
     made = tokens.create("pc-2", actor=OPERATOR)
-    refused(made.token, "pc-2", machine.key)
+    with capture_logs() as logged:
+        refused(made.token, "pc-2", machine.key)
     assert not Node.objects.filter(pk="pc-2").exists()
+    assert [(entry["why"], entry["alarm"]) for entry in logged] == [("the key belongs to another node", True)]
+
+
+def test_a_join_that_another_one_overtakes_looks_again(monkeypatch):
+    made = tokens.create("pc-1", actor=OPERATOR)
+    store, tries = join._store, []
+
+    def overtaken_once(*args):
+        tries.append(args)
+        if len(tries) == 1:
+            raise IntegrityError
+        return store(*args)
+
+    monkeypatch.setattr(join, "_store", overtaken_once)
+    assert join.enroll(request_for(made.token, "pc-1", keys.new_key()), PEER).chain
+    assert len(tries) == 2
 
 
 def test_a_rejected_node_s_token_is_gone_and_its_id_free():
@@ -329,5 +350,5 @@ def test_an_enrollment_is_audited_with_its_fingerprint():
 def test_the_stored_answer_is_the_answer():
     machine = enrolled("pc-1")
     stored = token_row(machine.token).answer
-    assert EnrollAnswer.model_validate(stored) == machine.answer
+    assert EnrollResponse.model_validate(stored) == machine.answer
     assert "PRIVATE" not in str(stored)

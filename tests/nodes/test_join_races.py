@@ -5,12 +5,12 @@ import threading
 import pytest
 from django.db import connection
 
+from agent.common import keys
 from mirbad.kernel.errors import Conflict
 from nodes import registry
 from nodes.enrollment import join, tokens
 from nodes.errors import EnrollmentRefused, PinChanged
 from nodes.models import JoinToken, Node, NodePin
-from nodes.pki import keys
 from tests.nodes.parts import OPERATOR, enrolled, pin_of, request_for
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("live_master")]

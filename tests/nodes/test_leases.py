@@ -50,7 +50,7 @@ def test_of_many_that_take_at_once_one_gets_it(transactional_db):
 def test_a_claim_is_epoch_and_instance(master):
     claim = fencing.claim()
     assert (claim.epoch, claim.instance_id) == (1, master.instance_id)
-    assert fencing.stands(claim)
+    assert fencing.is_current(claim)
 
 
 def test_a_fenced_master_has_no_claim_and_keeps_its_first_reason(master):
@@ -60,15 +60,15 @@ def test_a_fenced_master_has_no_claim_and_keeps_its_first_reason(master):
     with pytest.raises(MasterFenced, match="First reason"):
         fencing.claim()
     assert fencing.is_fenced()
-    assert not fencing.stands(claim)
+    assert not fencing.is_current(claim)
 
 
 def test_a_claim_made_under_another_epoch_or_instance_does_not_stand(master):
     claim = fencing.claim()
     MasterIdentity.objects.update(epoch=2)
-    assert not fencing.stands(claim)
+    assert not fencing.is_current(claim)
     MasterIdentity.objects.update(epoch=1, instance_id="another-instance")
-    assert not fencing.stands(claim)
+    assert not fencing.is_current(claim)
 
 
 def test_before_the_first_start_there_is_no_claim_and_no_fence(db):

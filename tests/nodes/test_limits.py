@@ -1,8 +1,8 @@
-"""How often strangers may ask."""
+"""Limits on the requests of strangers."""
 
 import pytest
 
-from nodes.enrollment.limits import WINDOW_SECONDS, Limiter, peer_group
+from nodes.enrollment.limits import WINDOW_SECONDS, EnrollLimiter, peer_group
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +21,7 @@ def clock():
 
 
 def test_one_peer_has_its_tries_a_minute_and_is_told_how_long_to_wait(clock):
-    limiter = Limiter(3, 100, clock)
+    limiter = EnrollLimiter(3, 100, clock)
     assert [limiter.admit("192.0.2.1") for _ in range(3)] == [0.0] * 3
     clock.time += 20
     assert limiter.admit("192.0.2.1") == pytest.approx(40)
@@ -31,7 +31,7 @@ def test_one_peer_has_its_tries_a_minute_and_is_told_how_long_to_wait(clock):
 
 
 def test_the_window_slides(clock):
-    limiter = Limiter(2, 100, clock)
+    limiter = EnrollLimiter(2, 100, clock)
     limiter.admit("a")
     clock.time += 30
     limiter.admit("a")
@@ -41,14 +41,14 @@ def test_the_window_slides(clock):
 
 
 def test_all_peers_together_have_a_limit(clock):
-    limiter = Limiter(5, 10, clock)
+    limiter = EnrollLimiter(5, 10, clock)
     admitted = [limiter.admit(f"192.0.2.{n}") for n in range(12)]
     assert admitted[:10] == [0.0] * 10
     assert all(wait == WINDOW_SECONDS for wait in admitted[10:])
 
 
 def test_a_peer_that_is_refused_does_not_use_up_what_all_share(clock):
-    limiter = Limiter(1, 10, clock)
+    limiter = EnrollLimiter(1, 10, clock)
     for _ in range(500):
         limiter.admit("192.0.2.1")
     assert all(limiter.admit(f"198.51.100.{n}") == 0 for n in range(9))
@@ -61,7 +61,7 @@ def test_the_addresses_of_one_ipv6_host_are_one_peer():
 
 
 def test_memory_does_not_grow_with_strangers(clock):
-    limiter = Limiter(5, 10**9, clock)
+    limiter = EnrollLimiter(5, 10**9, clock)
     for n in range(12_000):
         limiter.admit(f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}")
     assert len(limiter._peers) <= 10_000

@@ -35,7 +35,7 @@ def test_connecting_checks_claims_and_reads_and_the_node_is_online(agent, live_m
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"node_id": "pc-7"}, "says that it is pc-7"),
+        ({"node_id": "pc-7"}, "identifies as pc-7"),
         ({"node_uid": "6f1c9a43-9df1-4d6b-8f43-0c2f3a7f9b11"}, "not local"),
         ({"protocol_versions": (7, 8)}, "speaks protocol 7, 8"),
         ({"protocol_versions": ()}, "speaks protocol none"),
@@ -64,7 +64,7 @@ def test_a_fenced_master_claims_nothing(agent):
 
 
 def test_a_node_that_refuses_the_claim_fences_the_master(agent):
-    agent.refuse("PUT", "fence", AgentCode.COMPETING_MASTER)
+    agent.refuse("PUT", "fence", AgentCode.COMPETING_MASTER, held={"epoch": 1, "instanceId": "another-master"})
     with pytest.raises(NodePendingTakeover):
         health.connect("local")
     assert fencing.is_fenced()

@@ -5,10 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -44,16 +45,12 @@ def manage(environ, *arguments):
 
 
 def wait_for_port(port, process):
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+    def listens():
         assert process.poll() is None, process.communicate()
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError("it does not listen")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, "the listener", 60)
 
 
 def test_it_serves_until_sigterm_and_ends_cleanly_and_a_second_one_names_the_port(environ, tmp_path):
@@ -74,5 +71,5 @@ def test_it_serves_until_sigterm_and_ends_cleanly_and_a_second_one_names_the_por
     assert process.returncode == 0
     assert "Traceback" not in errors
     log = (tmp_path / "logs" / "enroll.log").read_text()
-    assert "enroll listener ends" in log
+    assert "enroll listener stopping" in log
     assert "canary" not in log + errors

@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.wire.tls import pin, spki_sha256
+from agent.common import keys
+from agent.common.tls_pins import pin, spki_sha256
 from nodes.link.transport import client_context
-from nodes.pki import certs, keys
+from nodes.pki import certs
 from nodes.pki.tls import TlsIdentity, load_identity, trusting_context
 from tests.nodes.parts import agent_context, fresh_issuer, node_identity, tls_peer
 from tests.nodes.test_certificates import NODE_NAME, UID, master_identity

@@ -1,7 +1,8 @@
-"""What operators do to nodes."""
+"""Operators' changes to nodes."""
 
 import pytest
 
+from agent.common import keys
 from agent.identity import in_groups
 from audit.models import AuditLine
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
@@ -9,7 +10,6 @@ from nodes import fencing, registry
 from nodes.enrollment import tokens
 from nodes.errors import MasterFenced, NodeRevoked, PinChanged
 from nodes.models import Gpu, JoinToken, Node, NodePin, RevokedKey
-from nodes.pki import keys
 from tests.nodes.parts import OPERATOR, approved, enrolled, open_tokens, pin_of
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]
@@ -57,7 +57,7 @@ def test_an_approval_without_a_fingerprint_is_refused(seen):
 
 def test_a_node_is_approved_once():
     machine = approved("pc-1")
-    with pytest.raises(Conflict, match="approved already"):
+    with pytest.raises(Conflict, match="already approved"):
         registry.approve("pc-1", machine.spki, OPERATOR)
 
 
@@ -111,7 +111,7 @@ def test_rejecting_deletes_request_key_and_tokens():
 
 def test_an_approved_node_is_not_rejected():
     approved("pc-1")
-    with pytest.raises(Conflict, match="revoke"):
+    with pytest.raises(Conflict, match="Revoke"):
         registry.reject("pc-1", OPERATOR)
     with pytest.raises(NotFound):
         registry.reject("pc-9", OPERATOR)
@@ -235,12 +235,20 @@ def test_a_fenced_master_changes_nothing():
         lambda: registry.reject("pc-2", OPERATOR),
         lambda: registry.drain("pc-1", OPERATOR),
         lambda: registry.update("pc-1", {"port": 9000}, OPERATOR),
-        lambda: registry.revoke("pc-1", OPERATOR),
     ):
         with pytest.raises(MasterFenced):
             work()
     assert machine.node.lifecycle == "approved"
     assert waiting.node.lifecycle == "pending"
+
+
+def test_a_fenced_master_revokes_since_no_node_is_called_for_that():
+    machine = approved("pc-1")
+    fencing.fence("Another master commands.")
+    registry.revoke("pc-1", OPERATOR)
+    assert machine.node.lifecycle == "revoked"
+    assert list(RevokedKey.objects.values_list("spki_sha256", flat=True)) == [machine.spki]
+    assert fencing.is_fenced()
 
 
 def test_the_masters_own_machine_is_found_on_its_port_even_by_a_fenced_master():

@@ -6,12 +6,13 @@ import logging
 import pytest
 from django.apps import apps
 
+from agent.common import keys
 from mirbad.kernel import logs
 from mirbad.kernel.conf import settings
 from nodes.enrollment import join, listener, tokens
 from nodes.enrollment.body import read_enroll_request
 from nodes.errors import EnrollmentRefused
-from nodes.pki import keys, store
+from nodes.pki import store
 from tests.nodes.parts import OPERATOR, PEER, request_for
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]

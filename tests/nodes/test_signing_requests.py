@@ -11,7 +11,8 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes.pki.keys import BadRequestToSign, csr_public_key, new_key, spki_of
+from agent.common.keys import new_key, spki_of
+from nodes.pki.signing_requests import BadRequestToSign, csr_public_key
 from tests.nodes.parts import make_csr
 
 pytestmark = pytest.mark.unit

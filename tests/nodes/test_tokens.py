@@ -12,7 +12,7 @@ from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from nodes import fencing, registry
-from nodes.enrollment import tokens
+from nodes.enrollment import join_command, tokens
 from nodes.errors import MasterFenced, NodeRevoked
 from nodes.models import JoinToken, TokenAttempt
 from tests.nodes.parts import OPERATOR, PEER, approved, enrolled, open_tokens
@@ -143,27 +143,79 @@ def test_making_and_withdrawing_are_audited_without_the_token():
 
 
 @pytest.mark.parametrize(
-    ("request_host", "url"),
+    ("browser", "enroll", "bundles"),
     [
-        ("", "https://master.lan:8443"),
-        ("master.lan", "https://master.lan:8443"),
-        ("MASTER.lan:8080", "https://master.lan:8443"),
-        ("192.0.2.7:8080", "https://192.0.2.7:8443"),
-        ("127.0.0.1:8080", "https://127.0.0.1:8443"),
-        ("[::1]:8080", "https://[::1]:8443"),
-        ("evil.example", "https://master.lan:8443"),
+        ("", "https://master.lan:8443", "http://master.lan:8080"),
+        ("http://master.lan", "https://master.lan:8443", "http://master.lan"),
+        ("http://MASTER.lan:8080", "https://master.lan:8443", "http://master.lan:8080"),
+        ("https://master.lan", "https://master.lan:8443", "https://master.lan"),
+        ("https://master.lan:8444", "https://master.lan:8443", "https://master.lan:8444"),
+        ("http://192.0.2.7:8080", "https://192.0.2.7:8443", "http://192.0.2.7:8080"),
+        ("http://127.0.0.1:8080", "https://127.0.0.1:8443", "http://127.0.0.1:8080"),
+        ("http://[::1]:8080", "https://[::1]:8443", "http://[::1]:8080"),
+        ("https://[2001:0db8:0::1]:8444", "https://[2001:db8::1]:8443", "https://[2001:db8::1]:8444"),
+        ("http://a.below.lan:81", "https://a.below.lan:8443", "http://a.below.lan:81"),
+        ("https://evil.example:8444", "https://master.lan:8443", "http://master.lan:8080"),
+        ("2001:db8::1", "https://[2001:db8::1]:8443", None),
+        ("master.lan", "https://master.lan:8443", None),
     ],
 )
-def test_the_enroll_url_names_only_listed_hosts(monkeypatch, request_host, url):
-    listed = settings().model_copy(update={"hosts": ("master.lan", "192.0.2.7")})
-    monkeypatch.setattr(tokens, "settings", lambda: listed)
-    assert tokens.enroll_url_for(request_host) == url
+def test_the_urls_of_a_join_are_those_of_the_browser_if_listed(monkeypatch, browser, enroll, bundles):
+    listed = settings().model_copy(update={"hosts": ("master.lan", "192.0.2.7", "[2001:db8::1]", ".below.lan")})
+    monkeypatch.setattr(join_command, "settings", lambda: listed)
+    assert join_command.enroll_url_for(browser) == enroll
+    if bundles is not None:
+        assert join_command.bundle_url_for(enroll, browser) == bundles
+
+
+@pytest.mark.parametrize(
+    ("bind", "browser", "enroll", "bundles"),
+    [
+        ("192.0.2.7", "", "https://192.0.2.7:8443", "http://192.0.2.7:8080"),
+        ("192.0.2.7", "http://192.0.2.7:8080", "https://192.0.2.7:8443", "http://192.0.2.7:8080"),
+        ("2001:db8::7", "", "https://[2001:db8::7]:8443", "http://[2001:db8::7]:8080"),
+        ("2001:db8::7", "http://[2001:0DB8::7]:8080", "https://[2001:db8::7]:8443", "http://[2001:db8::7]:8080"),
+        ("::1", "", "https://[::1]:8443", "http://[::1]:8080"),
+        ("master.lan", "http://master.lan:8080", "https://master.lan:8443", "http://master.lan:8080"),
+        ("::", "", "https://127.0.0.1:8443", "http://127.0.0.1:8080"),
+        ("::", "http://[::1]:8080", "https://[::1]:8443", "http://[::1]:8080"),
+    ],
+)
+def test_without_listed_names_the_urls_of_a_join_are_those_of_the_address_that_is_listened_on(
+    monkeypatch, bind, browser, enroll, bundles
+):
+    bound = settings().model_copy(update={"bind": bind, "hosts": ()})
+    monkeypatch.setattr(join_command, "settings", lambda: bound)
+    assert join_command.enroll_url_for(browser) == enroll
+    assert join_command.bundle_url_for(enroll, browser) == bundles
+
+
+def test_the_command_of_a_page_behind_tls_downloads_over_tls_from_the_same_port(operator, monkeypatch, settings):
+    settings.ALLOWED_HOSTS = ["m.example"]
+    listed = join_command.settings().model_copy(update={"hosts": ("m.example",)})
+    monkeypatch.setattr(join_command, "settings", lambda: listed)
+    head = {"Host": "m.example:8444", "Origin": "https://m.example:8444"}
+    form = {"node_id": "pc-1", "display_name": "", "ttl_minutes": "60"}
+    page = operator.client.post("/nodes/-/add", form, headers=head, secure=True).content.decode()
+    answer = operator.client.post(
+        "/api/nodes/join-tokens", {"nodeId": "pc-2"}, content_type="application/json", headers=head, secure=True
+    ).json()
+    for text in (page, answer["commands"]["linux"], answer["agentDownload"]["bundles"][0]["url"]):
+        assert "https://m.example:8444/agent/bundles/" in text
+    assert answer["enrollUrl"] == "https://m.example:8443"
+
+
+def test_a_browser_on_the_master_itself_leaves_the_configured_name_to_other_machines(monkeypatch):
+    listed = settings().model_copy(update={"enroll_url": "https://door.example:9999"})
+    monkeypatch.setattr(join_command, "settings", lambda: listed)
+    here = "http://127.0.0.1:8080"
+    assert join_command.bundle_url_for(join_command.enroll_url_for(here), here) == "http://door.example:8080"
 
 
 def test_an_enroll_url_that_is_set_wins(monkeypatch):
     listed = settings().model_copy(update={"enroll_url": "https://door.example:9999/"})
-    monkeypatch.setattr(tokens, "settings", lambda: listed)
-    assert tokens.enroll_url_for("127.0.0.1") == "https://door.example:9999"
+    monkeypatch.setattr(join_command, "settings", lambda: listed)
+    assert join_command.enroll_url_for("127.0.0.1") == "https://door.example:9999"
 
 
 def test_a_command_with_the_token_inside_hands_it_over_by_environment_alone():

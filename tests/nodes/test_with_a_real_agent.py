@@ -18,7 +18,8 @@ from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 from nodes import fencing, registry
 from nodes.enrollment import tokens
-from nodes.enrollment.listener import Listener
+from nodes.enrollment.join_command import JoinCommand
+from nodes.enrollment.listener import EnrollListener
 from nodes.errors import NodeOffline, NodePendingTakeover
 from nodes.link import client, health, pools
 from nodes.models import MasterIdentity, Node
@@ -40,7 +41,7 @@ def free_port() -> int:
 def listening():
     """The enroll listener in a thread; gives its port."""
     loop, ready, port = asyncio.new_event_loop(), threading.Event(), []
-    listener = Listener(settings().model_copy(update={"enroll_port": free_port(), "enroll_rate_per_minute": 100}))
+    listener = EnrollListener(settings().model_copy(update={"enroll_port": free_port(), "enroll_rate_per_minute": 100}))
 
     def run():
         asyncio.set_event_loop(loop)
@@ -174,7 +175,7 @@ def test_a_master_that_was_overtaken_is_refused_and_fences_itself(agent, live_ma
 def test_a_wrong_hash_in_the_command_sends_no_token(agent):
     with listening() as port:
         made = tokens.create("local", actor=CONFIG, purpose="bootstrap")
-        wrong = tokens.JoinCommand(
+        wrong = JoinCommand(
             **{**{name: getattr(made, name) for name in made.__slots__}, "ca_hash": f"sha256:{'a' * 64}"}
         )
         refused = agent.join(port, wrong, check=False)

@@ -4,11 +4,11 @@ import contextlib
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from mirbad.up import broker
+from tests.waiting import until
 
 
 @contextlib.contextmanager
@@ -18,10 +18,7 @@ def running() -> Iterator[str]:
     (runtime / "broker.conf").write_text(broker.configuration(runtime))
     process = subprocess.Popen([broker.binary(), runtime / "broker.conf"], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(100):
-            if broker.socket_path(runtime).exists():
-                break
-            time.sleep(0.05)
+        until(broker.socket_path(runtime).exists, "the broker's socket", 10)
         yield broker.url(runtime)
     finally:
         process.terminate()

@@ -22,7 +22,7 @@ from models_app.models import ModelDefinition
 from nodes import reachability
 from nodes.models import Gpu, Node, TelemetryProgress, TelemetrySample
 from nodes.telemetry import values
-from nodes.telemetry.keep import floor
+from nodes.telemetry.store import floor
 from tests.bench.gpus import Machine
 from tests.pages import seed
 
@@ -83,7 +83,7 @@ def _cards() -> list[dict[str, object]]:
 
 
 def read_machine(folder: Path, instances: dict[str, str]) -> tuple[Capabilities, tuple[GpuStatus, ...]]:
-    """What an agent reads of them: a lost card, a slow link, a card in slices, one that tells hardly anything."""
+    """Return an agent's readings: a lost card, a slow link, a card in slices, one that tells hardly anything."""
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(folder, patch)
         fake = machine.library()

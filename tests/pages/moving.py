@@ -37,7 +37,7 @@ def move(placement: Placement, node_id: str, *, mode: str, stage: str, **columns
     }
     values = {"outcome": "open", "finished_at": None} | columns
     row = Operation.objects.create(
-        kind="move", lane="placement", target_kind="model", target_id=model_id, model_id_text=model_id,
+        kind="move", concurrency_group="placement", target_kind="model", target_id=model_id, model_id_text=model_id,
         node_id_text=node_id, actor=str(seed.ADMIN), stage=stage, stage_since=now, next_run_at=now, input=frozen,
         **values,
     )  # fmt: skip
@@ -52,12 +52,17 @@ def move(placement: Placement, node_id: str, *, mode: str, stage: str, **columns
 def moves() -> None:
     """One of each."""
     speed = {"doneBytes": 412 * 2**20, "totalBytes": 1006 * 2**20, "bytesPerSecond": 38 * 2**20}
-    spec = {"repository": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "folder": "smol", "files": [{"sizeBytes": 9}]}
+    spec = {
+        "repository": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+        "commit": "0" * 40,
+        "folder": "smol",
+        "files": [{"path": "smol.gguf", "sizeBytes": 9, "digest": f"sha256:{'0' * 64}"}],
+    }
     move(
         movable("smollm2-1.7b", "atlas", "SmolLM2 1.7B"), "local", mode="handover", stage="downloading",
         progress={"text": "Downloading, 0 of 1 files are verified, 38 MiB/s.", **speed}, state={"spec": spec},
     )  # fmt: skip
-    text = "Node borealis cannot be reached. The move goes on once the node is back."
+    text = "Node borealis cannot be reached. The move continues once the node is back."
     move(
         movable("stranded", "borealis"), "local", mode="stop-first", stage="stopping-source",
         progress={"text": text, "paused": True},

@@ -72,7 +72,7 @@ def _shape() -> None:
     )
     source = ModelSource.objects.filter(folder="qwen3-14b").first()
     assert source is not None
-    for copy in shapes._copies(source, snapshot.take().keepers, ""):
+    for copy in shapes._copies(source, snapshot.take().reports, ""):
         shapes._keep(copy.key, "qwen3-14b", facts)
     from models_app.models import KnownShape
 

@@ -19,7 +19,7 @@ from audit import log as audit_log
 from jobs.models import Operation, OperationEvent
 from mirbad.kernel import actor, clock
 from models_app import keys
-from models_app.models import ModelDefinition, ModelSource, Placement
+from models_app.models import ApiKey, EngineExit, ModelDefinition, ModelSource, Placement
 from models_app.registry import config_hash
 from nodes.models import Gpu, JoinToken, Node, NodeCondition, NodePin
 
@@ -171,7 +171,7 @@ def operation(
     placement = Placement.objects.filter(model_id=model_id).first()
     row = Operation.objects.create(
         kind=kind,
-        lane="run",
+        concurrency_group="run",
         target_kind="placement",
         target_id=str(placement.pk) if placement else model_id,
         node_id_text=placement.node_id_text if placement else "",
@@ -185,10 +185,41 @@ def operation(
         **columns,
     )
     Operation.objects.filter(pk=row.pk).update(created_at=now - timedelta(minutes=8 if outcome != "open" else 1))
-    for text in ("Start requested.", "The node can run it.", "The node has taken the order."):
+    for text in ("Start requested.", "The node can run it.", "Accepted by the node."):
         OperationEvent.objects.create(operation=row, time=now - timedelta(seconds=50), stage=stage, text=text)
     row.refresh_from_db()
     return row
+
+
+def ends_again(model_id: str, key: ApiKey) -> None:
+    """The engine of a model ended twice with requests of one key, and the master stopped it."""
+    placement = Placement.objects.get(model_id=model_id)
+    placement.halted = (
+        "Its engine ended again after 5 automatic restarts within 15 minutes, so it is stopped. "
+        "Read its log, then start it."
+    )
+    placement.observed_view |= {
+        "earlierRuns": [
+            {"run": 1, "exitSignal": "SIGSEGV", "exitCode": 139, "exitedAt": "2026-11-29T03:11:02.120Z"},
+            {"run": 2, "exitCode": 1, "exitedAt": "2026-11-29T02:58:40.002Z"},
+        ]
+    }
+    placement.exits = 6
+    placement.save()
+    for number, minutes in ((1, 9), (2, 5)):
+        EngineExit.objects.create(
+            placement_id_text=str(placement.pk),
+            run=f"run-{number}",
+            model_id_text=model_id,
+            node_id_text=placement.node_id_text,
+            at=clock.now() - timedelta(minutes=minutes),
+            code="engine_exited",
+            reason="The engine was ended by SIGSEGV (exit code 139).",
+            exit_code=139,
+            signal="SIGSEGV",
+            was_ready=True,
+            requests=[{"requestId": f"req-7f6ee5ddbbc27d1800000{number}af", "keyId": key.pk}],
+        )
 
 
 OUT_OF_MEMORY = "The engine ended with exit code 1 while it loaded: CUDA out of memory."
@@ -212,7 +243,8 @@ def download(node_id: str, repository: str, **columns) -> Operation:
     if values.get("outcome"):
         values["finished_at"] = now
     row = Operation.objects.create(
-        kind="download", lane="work", target_kind="folder", target_id=spki(repository)[:40], node_id_text=node_id,
+        kind="download", concurrency_group="work", target_kind="folder", target_id=spki(repository)[:40],
+        node_id_text=node_id,
         input={"spec": spec}, **values,
     )  # fmt: skip
     Operation.objects.filter(pk=row.pk).update(created_at=now - timedelta(minutes=4))
@@ -231,7 +263,7 @@ def fleet() -> None:
     degraded = node("cirrus", "Cirrus", gpus=1, draining=True)
     NodeCondition.objects.create(
         node=degraded, source="placement", code="placed_gpu_missing", subject="qwen3-embed",
-        detail="placed_gpu_missing: model 'qwen3-embed' is placed on a GPU that the node no longer reports.",
+        detail="Model 'qwen3-embed' is placed on a GPU that the node no longer reports. Choose its GPUs again.",
     )  # fmt: skip
     node("dune", "", lifecycle="pending", reachability="unknown")
     JoinToken.objects.create(
@@ -275,7 +307,8 @@ def fleet() -> None:
     gated = {"code": "gated", "detail": "google/gemma-2-2b-it is gated: accept its terms on its page first."}
     download("local", "google/gemma-2-2b-it", outcome="failed", error=gated)
     download("atlas", "microsoft/Phi-3.5-mini-instruct", outcome="succeeded", stage="done")
-    keys.create("open-webui", actor=ADMIN)
+    chat, _ = keys.create("open-webui", actor=ADMIN)
+    ends_again("phi-4", chat)
     keys.create(
         "batch of nightly summaries", actor=ADMIN, allowed_models=["qwen3-14b"], expires_at=now + timedelta(days=30)
     )

@@ -16,8 +16,11 @@ def on_fabric(node_id: str, name: str, *fabrics: str) -> Node:
     told = Capabilities.model_validate(row.capabilities)
     listed = tuple(FabricCapability(name=fabric, adapters=("mlx5_2", "mlx5_3")) for fabric in fabrics)
     features = (*told.features, Feature.REPLICAS_SHARDS)
-    row.capabilities = told.model_copy(update={"fabrics": listed, "features": features}).to_wire()
-    row.save(update_fields=["capabilities"])
+    digest = f"sha256:{'a' * 64}"
+    changes = {"fabrics": listed, "features": features, "approved_images": (f"vllm/vllm-openai@{digest}",)}
+    row.capabilities = told.model_copy(update=changes).to_wire()
+    row.default_image, row.default_image_digest = "vllm/vllm-openai", digest
+    row.save(update_fields=["capabilities", "default_image", "default_image_digest"])
     return row
 
 

@@ -1,4 +1,4 @@
-"""What a person reads when the database cannot be used: which trouble it is, not that Mirbad is broken."""
+"""Pages when the database cannot be used: they name the trouble, and do not call Mirbad broken."""
 
 import pytest
 from django.db import OperationalError
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.app
         ("could not extend file: No space left on device", "The disk of the database is full"),
         ("attempt to write a readonly database", "The database is read-only"),
         ("cannot execute UPDATE in a read-only transaction", "The database is read-only"),
-        ("connection failed: secret-host refused", "The database cannot be reached or is busy"),
+        ("connection failed: secret-host refused", "The database is unreachable or busy"),
     ],
 )
 def test_the_page_says_what_is_the_matter_with_the_database(db, client, monkeypatch, trouble, words):
@@ -40,4 +40,4 @@ def test_any_other_fault_keeps_its_page(db, client, monkeypatch):
     client.raise_request_exception = False
     page = client.get("/login")
     assert page.status_code == 500
-    assert "Something went wrong on the master" in page.content.decode()
+    assert "Internal error on the master" in page.content.decode()

@@ -13,6 +13,7 @@ from jobs.models import Operation
 from models_app.models import ModelDefinition
 from tests.bench.hub import Hub, Repository
 from tests.models_app.things import PERSON, capabilities, node, placed
+from tests.pages.markup import compact
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -28,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What an agent is asked; it holds one folder."""
+    """Record the calls to an agent; it holds one folder."""
     seen: list[tuple[str, str]] = []
     listed = FolderList.model_validate(
         {"folders": [{"name": "acme--tiny", "totalBytes": 5 << 30, "repository": "acme/tiny", "commit": "c" * 40,
@@ -57,7 +58,9 @@ def begun(**columns: Any) -> Operation:
         "files": [{"path": "model.safetensors", "sizeBytes": 4 << 30, "digest": "sha256:" + "a" * 64}],
     }
     subject = ledger.Subject("folder", "target", "pc-1")
-    made = ledger.create(download.KIND, download.DOWNLOADING, subject, PERSON, "Requested.", {"spec": spec})
+    made = ledger.create(
+        download.KIND, download.DOWNLOADING, subject, PERSON, "Requested.", download.DownloadInput(spec=spec)
+    )
     Operation.objects.filter(pk=made.pk).update(**columns)
     return made
 
@@ -81,7 +84,7 @@ def test_a_download_shows_its_bytes_and_speed_and_offers_what_can_be_done(operat
         outcome="failed", finished_at=running.created_at, error={"code": "gated", "detail": "It is gated."}
     )
     text = operator.client.get(reverse("jobs:downloads"), headers=HTMX).content.decode()
-    for words in ("It is gated.", "Start again", "Remove unfinished"):
+    for words in ("It is gated.", "Retry", "Remove unfinished"):
         assert words in text
 
 
@@ -89,7 +92,7 @@ def test_files_are_chosen_from_what_the_hub_says(operator, hub) -> None:
     able()
     hub.add(Repository("acme/tiny", {"config.json": b"{}", "model.safetensors": b"x" * 100_000, "old.bin": b"x" * 9}))
     sent = {"node": "pc-1", "repository": "acme/tiny"}
-    text = operator.client.post(reverse("jobs:download-files"), sent, headers=HTMX).content.decode()
+    text = compact(operator.client.post(reverse("jobs:download-files"), sent, headers=HTMX).content)
     assert 'value="model.safetensors" checked' in text
     assert 'value="old.bin">' in text
     assert "pickle" in text
@@ -109,7 +112,7 @@ def test_a_download_is_asked_for_on_the_page_and_the_token_is_not_shown_again(op
     hub.add(Repository("acme/gated", {"config.json": b"{}"}, gated=True, allowed={"hf_good"}))
     sent = {"node": "pc-1", "repository": "acme/gated", "token": "hf_bad"}
     refused = operator.client.post(reverse("jobs:download-new"), sent, headers=HTMX).content.decode()
-    assert "does not accept the token" in refused
+    assert "rejected the token" in refused
     assert "hf_bad" not in refused
     sent["token"] = "hf_good"
     answer = operator.client.post(reverse("jobs:download-new"), sent, headers=HTMX)
@@ -125,10 +128,10 @@ def test_folders_are_listed_and_one_is_removed_with_what_that_freed(operator, ca
     able()
     placed(sources=[{"folder": "acme--tiny"}])
     text = operator.client.get(reverse("models:folders")).content.decode()
-    for words in ("acme--tiny", "5 GiB", "acme/tiny", "changed or gone", ">tiny<"):
+    for words in ("acme--tiny", "5 GiB", "acme/tiny", "changed or missing", ">tiny<"):
         assert words in text
     answer = operator.client.post(reverse("models:folder-delete", args=["pc-1", "acme--tiny"]), headers=HTMX)
-    assert "5 GiB are free again" in answer["HX-Trigger"]
+    assert "5 GiB freed" in answer["HX-Trigger"]
     assert ("DELETE", "folders/acme--tiny") in calls
 
 
@@ -141,7 +144,7 @@ def test_folders_of_a_node_that_is_away_are_those_it_reported_last(viewer) -> No
 
     Node.objects.update(capabilities=caps)
     text = viewer.client.get(reverse("models:folders")).content.decode()
-    assert "reported last" in text
+    assert "of its last report" in text
     assert "kept" in text
 
 

@@ -4,7 +4,7 @@ import pytest
 from django.urls import reverse
 
 from jobs.models import Operation
-from jobs.pages import fencing as pages
+from jobs.pages.contexts import fencing as pages
 from mirbad.kernel.conf import settings
 from nodes import fencing
 from nodes.models import MasterIdentity, Node
@@ -78,9 +78,37 @@ def test_the_phrase_typed_in_the_dialog_takes_over(operator, master):
     assert operator.client.post(url, {"confirm": PHRASE}, headers=HTMX).status_code == 204
     operation = Operation.objects.get(kind="takeover")
     page = text(operator.client, "home")
-    assert "Takeover at work" in page
+    assert "Takeover in progress" in page
     assert "Take over…" not in page
-    assert "Ask the nodes" in text(operator.client, "jobs:detail", operation.pk)
+    assert "Read the nodes" in text(operator.client, "jobs:detail", operation.pk)
+
+
+def test_an_owner_stands_down_from_the_banner_and_only_an_owner_takes_over_again(owner, operator, viewer, master):
+    fencing.fence("Node atlas obeys another master.")
+    assert "Stand down…" not in text(operator.client, "home")
+    assert "Stand down…" in text(owner.client, "home")
+    url = reverse("jobs:stand-down")
+    form = text(owner.client, "jobs:stand-down", **HTMX)
+    assert "this master stands down" in form
+    assert "<html" not in form
+    assert "<html" in text(owner.client, "jobs:stand-down")
+    for person in (operator, viewer):
+        assert person.client.get(url).status_code == 403
+        assert person.client.post(url, {"confirm": "this master stands down"}).status_code == 403
+    assert owner.client.post(url, {"confirm": "yes"}, headers=HTMX).status_code == 409
+    assert owner.client.post(url, {"confirm": "this master stands down"}, headers=HTMX).status_code == 204
+    page = text(operator.client, "home")
+    assert "This master stands down: it cannot" in page
+    assert "An owner can take over." in page
+    assert "Take over…" not in page
+    page = text(owner.client, "home")
+    assert "Take over…" in page
+    assert "Stand down…" not in page
+
+
+def test_a_node_that_obeys_another_master_offers_the_stand_down_to_owners(owner, operator, taken):
+    assert "Stand down…" in text(owner.client, "home")
+    assert "Stand down…" not in text(operator.client, "home")
 
 
 def test_without_scripts_the_dialog_is_a_page(operator, taken):

@@ -10,7 +10,7 @@ from agent.wire.capability import GpuCapability, PcieLink
 from agent.wire.status import GpuModelUse, GpuProcess, GpuStatus
 from mirbad.kernel import clock
 from nodes.models import Gpu, Node
-from nodes.pages import charts, gpus
+from nodes.pages.contexts import charts, gpus
 from nodes.telemetry import history
 from tests.pages import seed
 
@@ -57,7 +57,7 @@ def test_the_dashboard_is_narrowed_to_one_node_or_to_a_name(fleet, viewer):
         page = viewer.client.get(reverse("dashboard") + f"?{query}").content.decode()
         assert 'id="strip-atlas"' in page
         assert 'id="strip-borealis"' not in page
-    assert b"No node is called so" in viewer.client.get(reverse("dashboard") + "?node=nobody").content
+    assert b"No node matches" in viewer.client.get(reverse("dashboard") + "?node=nobody").content
 
 
 @pytest.mark.parametrize("page", ["", "0", "-1", "x", "99999999999999", "²", "2"])
@@ -99,6 +99,48 @@ def test_a_lost_card_says_so_and_shows_no_figures(fleet, viewer):
     assert "1 lost" in text(viewer.client.get("/nodes/atlas/gpus"))
 
 
+@pytest.mark.parametrize(
+    ("code", "label"),
+    [
+        ("gpu_needs_reset", "Needs reset"),
+        ("gpu_needs_reboot", "Needs reboot"),
+        ("gpu_needs_drain", "Needs drain"),
+        ("gpu_of_tomorrow", "Problem"),
+        (None, "Problem"),
+    ],
+)
+@pytest.mark.parametrize("sooner", ["status", "capabilities", "both"])
+def test_a_card_that_wants_something_says_what(fleet, viewer, code, label, sooner):
+    fault = {
+        "problem": "GPU 7 needs a reset (action 1).",
+        "problem_code": code,
+        "recovery": "reset",
+        "xid": 48,
+    }
+    show(
+        "atlas", "GPU-7", fault if sooner != "status" else {},
+        used_bytes=GIB, **(fault if sooner != "capabilities" else {}),
+    )  # fmt: skip
+    found = card("atlas", "GPU-7")
+    assert (found.badge.label, found.works, found.problem) == (label, False, fault["problem"])
+    page = text(viewer.client.get("/nodes/atlas/gpus"))
+    assert label in page
+    assert fault["problem"] in page
+    answer = viewer.client.get("/api/nodes/atlas/gpus").json()
+    (told,) = [gpu for gpu in answer["gpus"] if gpu["uuid"] == "GPU-7"]
+    names = ("problem", "problemCode", "recovery", "xid", "released", "lost")
+    assert [told[name] for name in names] == [fault["problem"], code, "reset", 48, False, False]
+
+
+def test_a_card_of_a_drained_node_says_since_when_its_values_are(fleet, viewer):
+    show("atlas", "GPU-7", {}, used_bytes=GIB, total_bytes=4 * GIB, age_seconds=4000.0, released=True)
+    Node.objects.filter(pk="atlas").update(last_seen_at=clock.now())
+    found = card("atlas", "GPU-7")
+    assert (found.badge.label, found.used, found.works) == ("Not read", "1 GiB, 1 h 6 min ago", True)
+    (told,) = [gpu for gpu in viewer.client.get("/api/nodes/atlas/gpus").json()["gpus"] if gpu["uuid"] == "GPU-7"]
+    assert (told["released"], told["valuesAgeSeconds"], told["usedBytes"]) == (True, 4000.0, GIB)
+
+
 def test_an_unknown_value_reads_not_reported_and_never_0(fleet):
     show("atlas", "GPU-7", temperature_celsius=40.0)
     found = card("atlas", "GPU-7")
@@ -131,7 +173,7 @@ def test_memory_is_told_by_model_and_what_was_split_says_so(fleet, viewer):
     show("atlas", "GPU-7", used_bytes=12 * GIB, total_bytes=24 * GIB, models=uses)
     found = card("atlas", "GPU-7")
     assert [(part.name, part.size, part.x, part.width) for part in found.parts] == [
-        ("phi-4", "2 GiB", 0.0, 8.33), ("qwen3-14b", "6 GiB", 8.33, 25.0), ("everything else", "4 GiB", 33.33, 16.67),
+        ("phi-4", "2 GiB", 0.0, 8.33), ("qwen3-14b", "6 GiB", 8.33, 25.0), ("other", "4 GiB", 33.33, 16.67),
     ]  # fmt: skip
     assert [bool(part.note) for part in found.parts] == [True, False, False]
     assert "split evenly" in text(viewer.client.get("/nodes/atlas/gpus"))
@@ -142,7 +184,7 @@ def test_a_card_that_shares_the_machines_memory_says_so(fleet):
     Gpu.objects.filter(uuid="GPU-7").update(shares_host_memory=True)
     found = card("atlas", "GPU-7")
     assert found.total == "shared with the host"
-    assert "3 GiB by GPU processes" in found.memory.text
+    assert "3 GiB of host memory, by GPU processes" in found.memory.text
 
 
 def test_processes_are_named_with_the_model_they_belong_to(fleet):
@@ -190,7 +232,7 @@ def test_a_gap_breaks_the_area_and_reads_not_known_in_the_table():
     found = {chart.id: chart for chart in charts.charts(drawn((12.0 * GIB, None, 24.0 * GIB)))}
     memory = found["memory-GPU-1"]
     assert memory.series[0].path == "M0.0 119.0V60.0H240.0V119.0H0.0ZM480.0 119.0V1.0H720.0V119.0H480.0Z"
-    assert [row[1] for row in memory.rows] == [("24 GiB",), ("not known",), ("12 GiB",)]
+    assert [row[1] for row in memory.rows] == [("24 GiB",), ("no data",), ("12 GiB",)]
     assert found["host-cpu"].empty
 
 
@@ -204,7 +246,7 @@ def test_a_value_alone_between_gaps_is_still_seen():
 def test_a_history_opens_for_each_period_and_for_nonsense(fleet, viewer, hours):
     page = viewer.client.get(reverse("nodes:history", args=["atlas"]), {"hours": hours})
     assert page.status_code == 200
-    assert b"Nothing was measured" in page.content
+    assert b"No data in the last" in page.content
 
 
 def test_a_history_of_a_node_that_is_not_there_is_404(viewer):
@@ -224,9 +266,9 @@ def test_a_node_tells_engines_that_have_no_place_there(fleet, viewer):
     ]
     Node.objects.filter(pk="atlas").update(engines=told)
     shown = text(viewer.client.get(reverse("models:of-node", args=["atlas"])))
-    assert "Without a place here" in shown
-    assert "draft-idea It is ready on this node" in shown
-    assert "of-another-master is not defined on this master" in shown
+    assert "Orphaned engines" in shown
+    assert "draft-idea Runs here without a placement (ready)" in shown
+    assert "of-another-master is unknown to this master" in shown
     assert "gone" not in shown
     Node.objects.filter(pk="atlas").update(engines=told[:1])
-    assert "Without a place here" not in text(viewer.client.get(reverse("models:of-node", args=["atlas"])))
+    assert "Orphaned engines" not in text(viewer.client.get(reverse("models:of-node", args=["atlas"])))

@@ -1,4 +1,4 @@
-"""What a person does to models, keys and operations, and what each refusal says."""
+"""A person's actions on models, keys and operations, and the text of each refusal."""
 
 import re
 
@@ -8,9 +8,11 @@ from audit.models import AuditLine
 from jobs.models import Operation
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
-from models_app.models import ApiKey, ModelDefinition
+from models_app.models import ApiKey, ModelDefinition, Placement
+from nodes.link import client
 from nodes.models import Node
 from tests.pages import seed
+from tests.pages.markup import compact
 
 pytestmark = pytest.mark.app
 HX = {"HX-Request": "true"}
@@ -36,7 +38,7 @@ def master(db):
 def test_a_model_is_defined_by_the_form(master, operator):
     form = FORM | {
         "args": "--threads\n4",
-        "env": "A=b=c",
+        "env": "TZ=Europe/Paris",
         "secret_env": "HF_TOKEN=hf_aSecretThatIsLong",
         "tags": "chat, small",
         "served_names": "small-talk\nchat/small",
@@ -47,7 +49,7 @@ def test_a_model_is_defined_by_the_form(master, operator):
     assert answer["HX-Redirect"] == "/models/small-talk"
     model = ModelDefinition.objects.get(pk="small-talk")
     assert model.args == ["--threads", "4"]
-    assert model.env == {"A": "b=c"}
+    assert model.env == {"TZ": "Europe/Paris"}
     assert model.secret_env_names == ["HF_TOKEN"]
     assert model.tags == ["chat", "small"]
     assert model.served_names == ["small-talk", "chat/small"]
@@ -59,7 +61,7 @@ def test_a_model_is_defined_by_the_form(master, operator):
 
 
 def _node_choices(page: bytes) -> list[str]:
-    found = re.search(r'<select id="id_node".*?</select>', page.decode(), re.DOTALL)
+    found = re.search(r'<select id="id_node".*?</select>', compact(page))
     return re.findall(r">([^<>]+)</option>", found.group(0)) if found else []
 
 
@@ -79,16 +81,42 @@ def test_a_message_beside_a_field_does_not_repeat_the_fields_name(master, operat
 
 
 def test_an_edit_keeps_what_was_not_touched(master, operator):
-    operator.client.post("/models/-/new", FORM | {"secret_env": "KEY=value", "args": "--threads\n2"}, headers=HX)
+    operator.client.post("/models/-/new", FORM | {"secret_env": "HF_TOKEN=value", "args": "--threads\n2"}, headers=HX)
     page = operator.client.get("/models/small-talk/edit").content.decode()
     generation = re.search(r'name="placement_generation" value="(\d+)"', page).group(1)
-    form = FORM | {"secret_env": "KEY", "args": "--threads\n3", "placement_generation": generation}
+    form = FORM | {"secret_env": "HF_TOKEN", "args": "--threads\n3", "placement_generation": generation}
     before = bytes(ModelDefinition.objects.get(pk="small-talk").secret_env_sealed)
     answer = operator.client.post("/models/small-talk/edit", form, headers=HX)
     assert answer["HX-Redirect"] == "/models/small-talk"
     model = ModelDefinition.objects.get(pk="small-talk")
     assert model.args == ["--threads", "3"]
     assert bytes(model.secret_env_sealed) == before
+
+
+def test_the_editor_lists_the_stored_settings_that_are_refused_today(master, operator):
+    operator.client.post("/models/-/new", FORM | {"args": "--threads\n2"}, headers=HX)
+    assert "cannot be started or saved" not in operator.client.get("/models/small-talk/edit").content.decode()
+    ModelDefinition.objects.filter(pk="small-talk").update(
+        args=["--threads", "2", "--log-file", "/x"], env={"GCONV_PATH": "/x"}, secret_env_names=["OPENSSL_CONF"]
+    )
+    page = operator.client.get("/models/small-talk/edit").content.decode()
+    assert "cannot be started or saved" in page
+    for name in ("--log-file", "GCONV_PATH", "OPENSSL_CONF", "argument_refused", "env_name_refused"):
+        assert name in page
+    form = FORM | {"args": "--threads\n2\n--log-file\n/x", "env": "GCONV_PATH=/x"}
+    refused = operator.client.post("/models/small-talk/edit", form, headers=HX).content.decode()
+    assert 'id="id_args_error"' in refused
+    assert 'id="id_env_error"' in refused
+    Node.objects.filter(pk="local").update(
+        capabilities={
+            **Node.objects.get(pk="local").capabilities,
+            "allowedArgs": {"llama.cpp": ["--log-file"]},
+            "allowedEnv": {"llama.cpp": ["GCONV_PATH", "OPENSSL_CONF"], "vllm": ["X"]},
+        }
+    )
+    assert "cannot be started or saved" not in operator.client.get("/models/small-talk/edit").content.decode()
+    Node.objects.filter(pk="local").update(lifecycle="revoked")
+    assert "cannot be started or saved" in operator.client.get("/models/small-talk/edit").content.decode()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +160,8 @@ def test_starting_makes_an_operation_that_the_model_page_shows(master, operator)
     operation = Operation.objects.get(model_id_text="smollm2-135m", finished_at=None)
     shown = operator.client.get("/operations/-/of-model/smollm2-135m", headers=HX).content.decode()
     assert "Stop the engine" in shown
-    assert operation.actor in shown
+    assert operation.person
+    assert f"{operation.person} (operator)" in shown
 
 
 def test_a_start_on_a_node_that_is_away_says_so(master, operator):
@@ -152,7 +181,7 @@ def test_a_start_that_was_refused_for_memory_is_offered_anyway_with_its_numbers(
     atlas.capabilities |= {"approvedImages": [f"registry.local/vllm@{atlas.default_image_digest}"]}
     atlas.save()
     part = operator.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
-    assert f'hx-confirm="{refused} Without that memory' in part
+    assert f'hx-confirm="{refused} Without enough memory' in part
     assert "Start anyway" not in viewer.client.get("/operations/-/of-model/phi-4", headers=HX).content.decode()
     assert operator.client.post("/models/phi-4/start", {"force": "on"}, headers=HX).status_code == 204
     assert Operation.objects.get(model_id_text="phi-4", finished_at=None).input["force"] is True
@@ -167,7 +196,7 @@ def test_other_failures_offer_no_start_anyway(master, operator):
 def test_cancelling_is_seen(master, operator):
     operation = Operation.objects.get(model_id_text="qwen3-coder", finished_at=None)
     assert operator.client.post(f"/operations/{operation.pk}/cancel", headers=HX).status_code == 204
-    assert b"Ending" in operator.client.get(f"/operations/{operation.pk}").content
+    assert b"Cancelling" in operator.client.get(f"/operations/{operation.pk}").content
 
 
 def test_a_model_that_should_run_is_not_deleted(master, operator):
@@ -221,22 +250,31 @@ def test_the_overview_names_what_is_wrong(master, viewer, monkeypatch):
         "dune waits for approval",
         "Phi 4 failed",
         "Qwen3 Embedding is unhealthy",
-        "Gemma 3 27B should run and is not reported",
+        "Gemma 3 27B: no status",
         "Qwen3 14B needs a restart to apply changes",
-        "The broker does not answer",
+        "The broker does not respond",
     ):
         assert words in text
 
 
-def test_the_log_of_a_node_that_is_away_is_a_sentence(master, viewer):
+def test_the_log_of_a_model_that_never_ran_says_so(master, viewer):
+    assert b"Never started here" in viewer.client.get("/models/gemma-3-27b/log", headers=HX).content
+
+
+def test_the_log_of_a_node_that_is_away_is_a_sentence_and_waits_for_nobody(master, viewer, monkeypatch):
+    asked = []
+    monkeypatch.setattr(client, "call", lambda *call, **_: asked.append(call))
+    Placement.objects.filter(model_id="gemma-3-27b").update(observed_view={"state": "ready"})
     text = viewer.client.get("/models/gemma-3-27b/log", headers=HX).content.decode()
-    assert "Nothing has run here yet" in text or "offline" in text
+    assert "Node borealis is offline" in text
+    assert "Never started here" not in text
+    assert asked == []
 
 
 def test_the_playground_refuses_in_json(master, viewer):
     answer = viewer.client.post("/playground/stream", b"{", content_type="application/json")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "invalid_request"
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unavailable"
 
 
 def test_pages_of_operations_lead_on(master, viewer):

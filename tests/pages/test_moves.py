@@ -8,6 +8,7 @@ from jobs.models import Operation
 from models_app.models import ModelDefinition, Placement
 from nodes.models import Node
 from tests.pages import moving, seed
+from tests.pages.markup import compact
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -22,7 +23,7 @@ def placement() -> Placement:
 
 
 def test_a_move_is_begun_and_its_page_follows_it(owner, placement):
-    form = owner.client.get("/models/tiny/move").content.decode()
+    form = compact(owner.client.get("/models/tiny/move").content)
     assert 'value="local" required checked' in form
     begun = owner.client.post("/models/tiny/move", {"node": "local", "mode": "auto"}, headers=HTMX)
     assert (begun.status_code, begun["HX-Redirect"]) == (204, "/models/tiny/move")
@@ -56,11 +57,20 @@ def test_gpus_of_the_chosen_node_alone_are_sent_on(owner, placement):
     assert (operation.input["gpuUuids"], operation.input["mode"]) == ([uuid], "stop-first")
 
 
+def test_a_card_without_an_index_is_named_by_its_uuid(owner, placement):
+    node = Node.objects.get(pk="local")
+    cards = [{"uuid": "GPU-11112222-aaaa-bbbb-cccc-1234567890ab", "memoryBytes": 24 * 2**30}]
+    Node.objects.filter(pk="local").update(capabilities=node.capabilities | {"gpus": cards})
+    form = owner.client.get("/models/tiny/move").content.decode()
+    assert "GPU 567890ab · name not reported · 24 GiB" in form
+    assert "None" not in form
+
+
 def test_a_node_that_cannot_be_chosen_says_why(owner, placement):
     Node.objects.filter(pk="local").update(draining=True)
-    form = owner.client.get("/models/tiny/move").content.decode()
+    form = compact(owner.client.get("/models/tiny/move").content)
     assert 'value="local" required disabled' in form
-    assert "It is draining" in form
+    assert "Node &#x27;local&#x27; is draining: undrain it, or choose another node." in form
     refused = owner.client.post("/models/tiny/move", {"node": "local"}, headers=HTMX)
     assert refused.status_code == 409
     assert "node_draining" in refused.content.decode()
@@ -69,7 +79,7 @@ def test_a_node_that_cannot_be_chosen_says_why(owner, placement):
 
 def test_a_model_of_a_folder_is_told_that_it_cannot_move(owner, placement):
     ModelDefinition.objects.get().sources.update(kind="folder")
-    assert "come from a folder of its node" in owner.client.get("/models/tiny/move").content.decode()
+    assert "are in a folder of its node" in owner.client.get("/models/tiny/move").content.decode()
 
 
 def test_a_source_that_is_away_is_given_up_by_its_id(owner, placement):

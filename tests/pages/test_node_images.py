@@ -2,13 +2,13 @@
 
 import pytest
 
-from agent.wire.images import ImageHere
+from agent.wire.images import LocalImage
 from jobs.models import Operation
-from jobs.pages.images import images_of
+from jobs.pages.contexts.images import images_of
 from mirbad.kernel import clock
-from models_app.artifacts.images import Shelf
+from models_app.artifacts.images import ImageInventory
 from nodes.models import Gpu, Node
-from nodes.pages.settings_form import NodeSettingsForm
+from nodes.pages.forms.settings import NodeSettingsForm
 from tests.pages import seed
 
 HX = {"HX-Request": "true"}
@@ -68,13 +68,13 @@ def test_a_default_image_of_llama_cpp_is_saved(master, operator):
     assert Node.objects.get(pk="atlas").default_llama_image == "a/llama:1"
 
 
-def shelf(**changes: object) -> Shelf:
-    here = (ImageHere(references=(APPROVED,), size_bytes=3 * GIB),)
+def shelf(**changes: object) -> ImageInventory:
+    here = (LocalImage(references=(APPROVED,), size_bytes=3 * GIB),)
     values = {
         "node": Node.objects.get(pk="atlas"), "allow_tag_pulls": False, "approved": (APPROVED,),
         "defaults": (DEFAULT,), "here": here,
     }  # fmt: skip
-    return Shelf(**values | changes)
+    return ImageInventory(**values | changes)
 
 
 def test_images_say_whether_they_are_there_and_whether_a_start_would_be_refused(master):
@@ -84,20 +84,21 @@ def test_images_say_whether_they_are_there_and_whether_a_start_would_be_refused(
     assert (approved.tone, approved.may_pull, approved.words) == ("ok", False, "On the node, 3 GiB.")
     default, approved = images_of(shelf(approved=(APPROVED, DEFAULT))).rows
     assert (default.tone, default.may_pull) == ("idle", True)
-    assert default.about == "for models that name no image, approved"
+    assert default.about == "for models without an image, approved"
 
 
 def test_what_docker_does_not_tell_is_not_said_to_be_missing(master):
     (row,) = images_of(shelf(defaults=(), here=None, problem="Docker does not run.")).rows
     assert (row.tone, row.may_pull) == ("idle", False)
-    assert "cannot be told" in row.words
+    assert "Unknown" in row.words
 
 
 def test_a_pull_at_work_is_shown_with_its_bytes_and_not_offered_again(master):
     Operation.objects.create(
-        kind="image-pull", lane="work", target_kind="image", target_id="x", node_id_text="atlas", actor="config",
+        kind="image-pull", concurrency_group="work", target_kind="image", target_id="x",
+        node_id_text="atlas", actor="config",
         stage="pulling", next_run_at=clock.now(), input={"reference": DEFAULT},
-        progress={"text": "Pulls the image", "doneBytes": 4, "totalBytes": 10},
+        progress={"text": "Pulling image", "doneBytes": 4, "totalBytes": 10},
     )  # fmt: skip
     default, _ = images_of(shelf(approved=(APPROVED, DEFAULT))).rows
     assert (default.may_pull, default.pull.done_bytes, default.pull.total_bytes) == (False, 4, 10)
@@ -106,7 +107,7 @@ def test_a_pull_at_work_is_shown_with_its_bytes_and_not_offered_again(master):
 def test_images_of_a_node_that_is_away_are_not_read_and_the_page_says_so(master, viewer, operator):
     Node.objects.filter(pk="atlas").update(reachability="offline")
     text = viewer.client.get("/nodes/-/images/atlas", headers=HX).content.decode()
-    assert "Images cannot be read from the node now." in text
+    assert "The images of the node cannot be read." in text
     assert viewer.client.get("/nodes/-/images/nobody", headers=HX).status_code == 404
     refused = operator.client.post("/nodes/-/images/atlas/pull", {"image": APPROVED}, headers=HX)
     assert (refused.status_code, b"node_offline" in refused.content) == (503, True)

@@ -26,7 +26,7 @@ def replica(node_id: str, model_id: str) -> str:
 
 def test_each_replica_is_shown_with_its_state(viewer) -> None:
     text = page(viewer, "models:detail", "chat-small")
-    assert "2 of 3 replicas serve." in text
+    assert "2 of 3 replicas are serving." in text
     assert text.count('<tr id="replica-') == 3
     for name in ("Ridge", "Slope", "Tarn"):
         assert name in text
@@ -38,7 +38,7 @@ def test_a_replica_on_several_nodes_says_how_many_of_its_shards_are_ready(viewer
     assert "2 of 3 shards ready" in text
     assert "3 nodes as one" in text
     assert text.count('<tr id="replica-') == 1
-    assert "shard 0, answers" in text
+    assert "shard 0, serves" in text
     assert 'id="log-node"' in text
 
 
@@ -81,7 +81,7 @@ def test_a_refused_replica_is_told_where_the_person_acted(operator) -> None:
         headers={"HX-Request": "true"},
     )
     assert answer.status_code == 400
-    assert "states no fabric" in answer.content.decode()
+    assert "has no usable fabric" in answer.content.decode()
     assert "placement_invalid" in answer.content.decode()
     answer = operator.client.post(
         reverse("models:replica-add", args=["chat-alone"]), {}, headers={"HX-Request": "true"}

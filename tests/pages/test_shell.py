@@ -1,4 +1,4 @@
-"""What every answer of the pages carries."""
+"""Common parts of every answer of the pages."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import seed
+from tests.pages.markup import compact
 
 pytestmark = pytest.mark.app
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,9 @@ def test_the_opener_policy_is_sent_where_browsers_heed_it(db, client, settings, 
 
 
 def test_no_page_holds_script_or_style_of_its_own():
-    for template in (ROOT / "templates").rglob("*.html"):
+    templates = list((ROOT / "templates").rglob("*.html"))
+    assert len(templates) > 100
+    for template in templates:
         text = template.read_text()
         assert not re.search(r"<script(?![^>]*\bsrc=)", text), template
         assert not re.search(r"<style|\sstyle=|\son\w+=|hx-on|js:", text), template
@@ -45,6 +48,7 @@ def test_no_page_holds_script_or_style_of_its_own():
 
 def test_nothing_comes_from_another_host():
     files = [*(ROOT / "templates").rglob("*.html"), *(ROOT / "mirbad/static/mirbad").glob("app.*")]
+    assert len(files) > 100
     for file in files:
         found = re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", file.read_text())
         assert [url for url in found if not url.endswith("www.w3.org")] == [], file
@@ -68,7 +72,7 @@ def test_the_navigation_says_where_one_is(db, viewer):
         ("/operations", "Operations"),
         ("/audit", "Audit"),
     ):
-        text = viewer.client.get(path).content.decode()
+        text = compact(viewer.client.get(path).content)
         [here] = re.findall(r'aria-current="page">(?:<svg.*?</svg>)([^<]+)</a></li>', text)
         assert here == name
 

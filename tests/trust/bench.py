@@ -1,12 +1,11 @@
 """Several masters and several agents in one process, without a socket: the real code of both, played step by step.
 
 A master is its rows (identity, nodes, operations); whoever acts has their rows in the database. So a backup is a copy
-of rows, and restoring one is loading it. An agent is its state folder and the real routes, guard, fence and journal
-over it; ``kill -9`` is to forget everything but the folder.
+of rows, and restoring one is loading it. The agents are those of `machines`.
 """
 
 import asyncio
-import dataclasses
+import json
 import os
 import shutil
 import tempfile
@@ -15,29 +14,15 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from aiohttp import StreamReader, web
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import HttpVersion11, RawRequestMessage
 from django.db import connections
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
-from agent.fence import Fence
-from agent.identity import Identity
-from agent.operations import Journal
-from agent.server import app as agent_app
-from agent.server.guard import guard
-from agent.server.keys import DOOR, FENCE, HUB, INSTANCES, JOURNAL, REPORTER, ROTATION
-from agent.server.status import Probes, Reporter
-from agent.wire.base import API_PREFIX, EPOCH_HEADER, INSTANCE_HEADER
+from agent.wire.base import EPOCH_HEADER, INSTANCE_HEADER
 from agent.wire.fence import Claim
-from agent.wire.status import HostStatus, NodeStatus
 from jobs import worker
 from jobs.models import Operation, OperationEvent
 from mirbad.kernel import clock
@@ -46,12 +31,11 @@ from nodes.errors import NodeOffline
 from nodes.link import client, health, pools
 from nodes.link.transport import Endpoint
 from nodes.models import MasterIdentity, Node
-from tests.agent.core import fleet as agent_fleet
-from tests.agent.core.conftest import capabilities
-from tests.agent.core.engines import RememberedEngines
+from tests.trust.machines import Machine
 
 TABLES = (MasterIdentity, Node, Operation, OperationEvent)
 NODES = ("a", "b", "c")
+_REFUSALS = ("stale_master", "competing_master")
 
 Rows = dict[type, list[dict[str, Any]]]
 
@@ -68,125 +52,6 @@ class Effect:
 
 class Violation(AssertionError):
     """Something happened that fencing must prevent."""
-
-
-@cache
-def _identity() -> Identity:
-    return agent_fleet.Fleet().identity()
-
-
-class _Door:
-    def __init__(self, identity: Identity) -> None:
-        self.identity = identity
-
-    def admits(self, _: web.Request) -> bool:
-        return True
-
-
-class _Protocol:
-    transport = None
-    ssl_context = None
-    peername = None
-    sockname = None
-
-
-def _no_task() -> Any:
-    return asyncio.current_task()
-
-
-class _Rotation:
-    next_spki = ""
-
-    async def note(self, _: web.Request) -> None:
-        pass
-
-
-class _Sequence:
-    boot_id = "boot"
-    capabilities_seq = 0
-
-    def note(self, _: Any) -> None:
-        pass
-
-
-class _Hub:
-    """Whole statuses on request; nobody listens here."""
-
-    def __init__(self, machine: "Machine") -> None:
-        self._machine = machine
-        self._seq = 0
-
-    async def refresh(self) -> NodeStatus:
-        self._seq += 1
-        return NodeStatus(
-            boot_id=f"boot-{self._machine.boots}",
-            seq=self._seq,
-            capabilities_seq=0,
-            time=clock.now().isoformat(),
-            held_claim=self._machine.fence.held,
-            host=HostStatus(),
-            gpus=(),
-            instances=(),
-        )
-
-
-class Machine:
-    """One agent."""
-
-    def __init__(self, folder: Path, node_id: str, uid: str) -> None:
-        self.node_id, self.uid, self.folder, self.boots = node_id, uid, folder, 0
-        folder.mkdir()
-        # Engines live on when their agent dies.
-        self.engines = RememberedEngines(lambda _: None)
-        self.boot()
-
-    def boot(self) -> None:
-        """Begin anew from what is on disk."""
-        self.boots += 1
-        self.fence = Fence(self.folder, self.uid)
-        journal = Journal(self.folder)
-        journal.open()
-        engines = self.engines
-        app = web.Application(middlewares=[guard])
-        identity = dataclasses.replace(_identity(), node_id=self.node_id, node_uid=self.uid)
-
-        async def say(value: Any) -> Any:
-            return value
-
-        probes = Probes(lambda: say(HostStatus()), lambda: say(()), lambda: say(capabilities()))
-        app[DOOR] = _Door(identity)  # type: ignore[misc]
-        app[FENCE], app[JOURNAL], app[INSTANCES], app[HUB] = self.fence, journal, engines, _Hub(self)  # type: ignore[misc]
-        app[REPORTER] = Reporter(probes, engines, self.fence, _Sequence())  # type: ignore[arg-type]
-        app[ROTATION] = _Rotation()  # type: ignore[misc]
-        for method, path, handler in agent_app.ROUTES:
-            app.router.add_route(method, f"{API_PREFIX}{path}", handler)
-        app.freeze()
-        self.app = app
-
-    @property
-    def held(self) -> Claim | None:
-        """What is on disk, whatever the agent remembers."""
-        return Fence(self.folder, self.uid).held
-
-    async def answer(self, call: Any) -> Any:
-        """What the agent answers to a prepared call."""
-        payload = StreamReader(BaseProtocol(asyncio.get_running_loop()), 2**16)
-        payload.feed_data(call.body or b"")
-        payload.feed_eof()
-        headers = CIMultiDict(call.headers)
-        raw = tuple((name.encode(), text.encode()) for name, text in headers.items())
-        url = URL(f"http://agent{API_PREFIX}/{call.path}")
-        message = RawRequestMessage(
-            call.method, url.raw_path, HttpVersion11, CIMultiDictProxy(headers), raw,
-            should_close=False, compression=None, upgrade=False, chunked=False, url=url,
-        )  # fmt: skip
-        # What the guard reads to see whether an answer has begun.
-        writer = SimpleNamespace(output_size=0)
-        request = web.Request(
-            message, payload, _Protocol(), writer, _no_task(), asyncio.get_running_loop(), client_max_size=2**20
-        )  # type: ignore[arg-type]
-        response = await self.app._handle(request)
-        return client._Answer(response.status, bytes(response.body or b""))
 
 
 @dataclass
@@ -212,6 +77,8 @@ class Bench:
         self.masters: dict[str, Master] = {}
         self.acting: str | None = None
         self.effects: list[Effect] = []
+        self.heard: dict[tuple[str, Claim], set[str]] = {}
+        self.inherited: set[tuple[str, Claim]] = set()
         self.sent_fenced = 0
         self.now = datetime.fromisoformat("2030-01-01T00:00:00+00:00")
 
@@ -228,8 +95,8 @@ class Bench:
                 client_key_sealed=b"",
                 enroll_key_sealed=b"",
             )
-        for machine in self.machines.values():
-            Node.objects.create(id=machine.node_id, uid=machine.uid, address="192.0.2.1", lifecycle="approved")
+        for number, machine in enumerate(self.machines.values(), 1):
+            Node.objects.create(id=machine.node_id, uid=machine.uid, address=f"192.0.2.{number}", lifecycle="approved")
         self.masters["m0"] = Master("m0", place, {}, timedelta(0))
         self.acting = "m0"
         return "m0"
@@ -260,6 +127,8 @@ class Bench:
         number = len(self.masters)
         name = over or f"m{number}"
         if over is not None:
+            # What it heard since the backup is gone with its rows.
+            self.heard = {key: nodes for key, nodes in self.heard.items() if key[0] != over}
             self.masters[over].rows = rows
             if self.acting == over:
                 self.acting = None
@@ -274,10 +143,12 @@ class Bench:
         self.acting = name
         with mock.patch.object(fencing, "installation", return_value=self.masters[name].place):
             fencing.bind_instance()
+        if fencing.is_fenced():
+            self.inherited.add((name, fencing.present()))
         return name
 
     def here(self) -> Master:
-        """Who acts."""
+        """Return the acting master."""
         assert self.acting is not None
         return self.masters[self.acting]
 
@@ -289,7 +160,7 @@ class Bench:
     # -- between masters and agents ------------------------------------------------------------------------------------
 
     def endpoint(self, node_id: str) -> Endpoint:
-        """How the acting master dials a node."""
+        """Return the endpoint at which the acting master dials a node."""
         return Endpoint(node_id, "192.0.2.1", 9443, node_id, None)  # type: ignore[arg-type]
 
     async def send(self, prepared: Any) -> Any:
@@ -299,12 +170,21 @@ class Bench:
             raise NodeOffline(f"Node {node_id} cannot be reached.")
         if prepared.claim is not None and fencing.is_fenced():
             raise Violation(f"{self.acting} is fenced and sent {prepared.method} {prepared.path} to {node_id}")
-        return await self.deliver(prepared, self.here().name)
+        received = await self.deliver(prepared, self.here().name)
+        self.hear(prepared, received)
+        return received
+
+    def hear(self, prepared: Any, received: Any) -> None:
+        """Keep a refusal that the acting master is about to hear, when an honest node said it."""
+        node_id = prepared.endpoint.node_id
+        refused = received.status == 409 and json.loads(received.body)["code"] in _REFUSALS
+        if prepared.claim is not None and refused and self.machines[node_id].lie is None:
+            self.heard.setdefault((self.here().name, prepared.claim), set()).add(node_id)
 
     async def deliver(self, prepared: Any, master: str) -> Any:
         """Hand a call to its agent and note what the agent admitted."""
-        received = await self.machines[prepared.endpoint.node_id].answer(prepared)
-        if prepared.method not in ("GET", "HEAD") and 200 <= received.status < 300:
+        received, honest = await self.machines[prepared.endpoint.node_id].answer(prepared)
+        if honest and prepared.method not in ("GET", "HEAD") and 200 <= received.status < 300:
             claim = Claim(epoch=int(prepared.headers[EPOCH_HEADER]), instance_id=prepared.headers[INSTANCE_HEADER])
             self.note(Effect(prepared.endpoint.node_id, master, claim, prepared.path))
         return received

@@ -3,30 +3,27 @@
 Nodes join by the real join; what a worker, a watcher and the passing of time would do is done by `Fleet.drive`.
 """
 
-import asyncio
 import itertools
 import random
 import shutil
 import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from cryptography import x509
 
+from agent.common import keys
 from agent.config import AgentConfig
-from agent.identity import Identity, IdentityStore, fleet_id
-from agent.server.serve import Server
+from agent.identity import Identity
 from agent.server.status import Probes
 from agent.wire.capability import Capabilities, Feature, MemoryModel
-from agent.wire.enroll import EnrollAnswer
+from agent.wire.instances import InstanceView
 from agent.wire.status import GpuStatus, HostStatus
 from jobs import ledger, worker
 from jobs.kinds import ca_rotation as kind
-from jobs.loops import ca_rotation as loop
+from jobs.loops import ca_upkeep as loop
 from mirbad.kernel import clock
 from mirbad.kernel.actor import admin
 from nodes import registry
@@ -34,9 +31,10 @@ from nodes.enrollment import join, tokens
 from nodes.errors import NodeOffline
 from nodes.link import client, health, pools
 from nodes.models import CaRotation, Node
-from nodes.pki import keys, members, rotation
-from tests.agent.core.engines import RememberedEngines
+from nodes.pki import members, rotation
 from tests.nodes.parts import request_for
+from tests.standins.engines import RememberedEngines
+from tests.standins.served import AgentLoop, ServedAgent, install
 
 T = TypeVar("T")
 
@@ -44,32 +42,19 @@ OPERATOR = admin("a session")
 _PEERS = itertools.count(1)
 
 
-class Agents:
-    """The event loop in which agents serve."""
+class FleetAgent(ServedAgent):
+    """One of many agents on addresses of this machine, with remembered engines."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+    def __init__(self, loop: AgentLoop, folder: Path, node_id: str, address: str, port: int) -> None:
+        self.address, self.port = address, port
+        config = AgentConfig(state_dir=folder, models_root=folder, bind=address, port=port, drain_seconds=0.1)
+        super().__init__(node_id, config, loop=loop, probes=self.probes(), engines=self.make_engines)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+    def probes(self) -> Probes:
+        return _PROBES
 
-    def end(self) -> None:
-        self.run(asyncio.sleep(0.1))
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
-        self.loop.close()
-
-
-class SimulatedAgent:
-    """One agent: the real server over a state folder of its own."""
-
-    def __init__(self, agents: Agents, folder: Path, node_id: str, address: str, port: int) -> None:
-        self.agents, self.node_id, self.address, self.port = agents, node_id, address, port
-        self.config = AgentConfig(state_dir=folder, models_root=folder, bind=address, port=port, drain_seconds=0.1)
-        self.store = IdentityStore(folder)
-        self.server: Server | None = None
+    def make_engines(self, _: Any, __: Any, changed: Callable[[InstanceView], None]) -> Any:
+        return RememberedEngines(changed)
 
     def enroll(self, *, rekey: bool = False) -> str:
         """Join, or get a new key; the fingerprint of the key."""
@@ -80,21 +65,8 @@ class SimulatedAgent:
         answer = join.enroll(request, f"192.0.{next(_PEERS) % 250}.1", rekey=rekey)
         # Only the master's own machine may be dialled at such an address.
         Node.objects.filter(pk=self.node_id).update(address=self.address, port=self.port, is_bootstrap=True)
-        self._install(answer, keys.key_to_pem(key))
+        install(self.store, self.node_id, answer, keys.key_to_pem(key))
         return keys.spki_of(key.public_key())
-
-    def _install(self, answer: EnrollAnswer, key_pem: bytes) -> None:
-        self.store.install(
-            Identity(
-                node_id=self.node_id,
-                node_uid=answer.node_uid,
-                fleet=fleet_id(x509.load_pem_x509_certificate(answer.ca_bundle[0].encode())),
-                master=answer.master_spki,
-                key_pem=key_pem,
-                chain=answer.chain,
-                ca_bundle=answer.ca_bundle,
-            )
-        )
 
     @property
     def node(self) -> Node:
@@ -103,23 +75,6 @@ class SimulatedAgent:
     @property
     def identity(self) -> Identity:
         return self.store.load()
-
-    @property
-    def up(self) -> bool:
-        return self.server is not None
-
-    def begin(self) -> None:
-        async def start() -> Server:
-            server = Server(self.config, self.store, _PROBES, lambda _, __, changed: RememberedEngines(changed))  # type: ignore[arg-type,return-value]
-            await server.start()
-            return server
-
-        self.server = self.agents.run(start())
-
-    def end(self) -> None:
-        if self.server is not None:
-            self.agents.run(self.server.stop())
-            self.server = None
 
     def keep_state(self, folder: Path) -> None:
         """A copy of the state folder, as a backup of the machine makes one."""
@@ -136,15 +91,15 @@ class Fleet:
 
     def __init__(self, folder: Path, forward: Callable[[float], None]) -> None:
         self.folder, self.forward = folder, forward
-        self.agents = Agents()
-        self.nodes: dict[str, SimulatedAgent] = {}
+        self.loop = AgentLoop()
+        self.nodes: dict[str, FleetAgent] = {}
         self._net, self._port = random.SystemRandom().randrange(10, 250), 0
 
-    def add(self, node_id: str, *, approve: bool = True) -> SimulatedAgent:
+    def add(self, node_id: str, *, approve: bool = True) -> FleetAgent:
         """A new machine that joins and serves."""
         number = len(self.nodes) + 1
         address = f"127.{self._net}.{number // 200}.{number % 200 + 1}"
-        agent = SimulatedAgent(self.agents, self._folder(node_id), node_id, address, self._port or _free_port(address))
+        agent = FleetAgent(self.loop, self._folder(node_id), node_id, address, self._port or _free_port(address))
         self._port = agent.port
         spki = agent.enroll()
         self.nodes[node_id] = agent
@@ -170,7 +125,7 @@ class Fleet:
         self.connect(node_ids)
 
     def connect(self, node_ids: Iterable[str] | None = None) -> None:
-        """What the watcher does with nodes that are not Online."""
+        """Connect to nodes that are not Online, as the watcher does."""
         waiting = Node.objects.filter(lifecycle="approved").exclude(reachability="online")
         for node_id in node_ids or list(waiting.values_list("pk", flat=True)):
             if self.nodes[node_id].up and self.nodes[node_id].node.lifecycle == "approved":
@@ -214,12 +169,12 @@ class Fleet:
         for agent in self.nodes.values():
             agent.end()
         pools.loop_thread().run(client.close())
-        self.agents.end()
+        self.loop.end()
         pools.database_threads().release()
 
 
 def stage() -> str:
-    """Where the newest rotation is."""
+    """Return the stage of the newest rotation."""
     rotation = CaRotation.objects.order_by("-started_at").first()
     return rotation.stage if rotation is not None else ""
 
@@ -237,7 +192,7 @@ class Crashes:
             (ledger, "write"),
             (rotation, "move"),
             (members, "note"),
-            (members, "note_told"),
+            (members, "note_given_ca"),
             (members, "settle"),
             (kind, "_together"),
         ):

@@ -3,10 +3,24 @@
 import pytest
 from structlog.testing import capture_logs
 
+from nodes.link import health
+from tests.trust import bench
+
+
+@pytest.fixture
+def table():
+    """A master that commands three nodes; and the table on which others can be put."""
+    with bench.playing() as make:
+        made = make()
+        made.first()
+        for node_id in bench.NODES:
+            health.connect(node_id)
+        yield made
+
 
 @pytest.fixture
 def log_lines():
-    """What is logged in this test, as sentences."""
+    """Yield the log lines of this test, as sentences."""
     with capture_logs() as entries:
         yield Sentences(entries)
 

@@ -1,8 +1,9 @@
-"""Fencing as a state machine: masters, copies of them, cut links, killed agents, late calls, takeovers in steps.
+"""Fencing as a state machine: masters and their copies, cut links, killed agents, late calls, takeovers, a lying node.
 
 What must hold is said from outside: by effects that agents admitted (`bench.Bench.note`), and by the rules below.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,22 +11,36 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from agent.wire.fence import Claim
 from agent.wire.instances import InstanceView, LaunchSpec, StopRequest
-from jobs import takeover
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import stand_down, takeover
 from jobs.states import FAILED, SUCCEEDED
-from mirbad.kernel.actor import CONFIG
+from mirbad.kernel.actor import admin
 from mirbad.kernel.errors import Conflict, MirbadError
 from mirbad.kernel.ids import new_operation_id
 from nodes import fencing
 from nodes import queries as node_queries
-from nodes.errors import AgentRefused, MasterFenced, NodeOffline, NodePendingTakeover
+from nodes.errors import AgentRefused, MasterFenced, NodeIncompatible, NodeOffline, NodePendingTakeover
 from nodes.link import client, health, pools
 from nodes.models import Node
+from nodes.states import FENCED, INCOMPATIBLE
 from tests.agent.core.conftest import launch_spec
 from tests.trust.bench import NODES, Bench, Violation
+from tests.trust.machines import Lie
 
 NODE = st.sampled_from(NODES)
+OWNER = admin("a session", "ada", "owner", "192.0.2.7")
+LIAR = "c"
+"""The one node that may say what is not so."""
+EPOCHS = st.sampled_from(
+    (-1, 0, 1, 2, 3, 4, 9, 2**24 - 1, 2**24 + 1, 2**24 + 99, 2**53 - 2, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 10**30,
+     1.5, None, True, "9", "x", [7])
+)  # fmt: skip
+HELD = st.builds(lambda epoch, name: {"epoch": epoch, "instanceId": name}, EPOCHS, st.sampled_from(("lie" * 4, "x")))
+LIES = st.none() | st.builds(
+    Lie, HELD | st.sampled_from((None, {}, 7, "claim")), st.sampled_from(("", "stale_master", "competing_master")),
+    st.booleans(),
+)  # fmt: skip
 SPEC = LaunchSpec.model_validate(launch_spec())
 
 
@@ -82,8 +97,33 @@ class Fencing(RuleBasedStateMachine):
 
     @rule(master=masters, cut=st.sets(NODE))
     def weather(self, master: str, cut: set[str]) -> None:
-        """Which nodes a master reaches."""
+        """Change which nodes a master reaches."""
         self.bench.masters[master].cut = cut
+
+    @rule(lie=LIES)
+    def lie(self, lie: Lie | None) -> None:
+        """One node begins to lie, lies otherwise, or comes back to what is so."""
+        self.bench.machines[LIAR].lie = lie
+        for nodes in self.bench.heard.values():
+            # It may take back what it said before.
+            nodes.discard(LIAR)
+
+    @rule(master=masters, above=st.sampled_from((0, 1, 2**24, 2**50)))
+    def lie_to(self, master: str, above: int) -> None:
+        """The liar refuses an order for the sake of a master that nobody else knows."""
+        self._lie_above(master, above)
+        self.command(master, LIAR, True)
+
+    @rule(master=masters, above=st.sampled_from((1, 2**50)))
+    def lie_during_a_takeover(self, master: str, above: int) -> None:
+        """The liar refuses a takeover, which must succeed for the others all the same."""
+        self._lie_above(master, above)
+        self.bench.masters[master].cut.discard(LIAR)
+        self.take_over(master)
+
+    def _lie_above(self, master: str, above: int) -> None:
+        self.bench.act(master)
+        self.lie(Lie({"epoch": fencing.present().epoch + above, "instanceId": "nobody-else"}, "stale_master"))
 
     @rule(node_id=NODE)
     def kill_agent(self, node_id: str) -> None:
@@ -96,12 +136,20 @@ class Fencing(RuleBasedStateMachine):
     def connect(self, master: str, node_id: str) -> None:
         """The watcher makes a line. A node that came back taken must stay as it is."""
         self.bench.act(master)
+        if self._lies(node_id):
+            self._hear_out(node_id, lambda: health.connect(node_id))
+            return
         node, held = Node.objects.get(pk=node_id), self.bench.machines[node_id].held
-        taken = fencing.came_back_taken(node.takeover_epoch, held, fencing.present())
+        taken = fencing.returned_under_another_master(node.takeover_epoch, held, fencing.present())
         was_fenced = fencing.is_fenced()
         try:
             health.connect(node_id)
+        except NodeIncompatible:
+            require(held is not None and held.epoch > fencing.present().epoch + fencing.EPOCH_REACH,
+                    f"{node_id} obeys {held}, which can be believed, and {master} does not")  # fmt: skip
+            return
         except (NodeOffline, NodePendingTakeover, MasterFenced):
+            self._require_fenced_by_two()
             if was_fenced or taken:
                 require(self.bench.machines[node_id].held == held, f"{node_id} was claimed though it must not be")
             return
@@ -111,9 +159,10 @@ class Fencing(RuleBasedStateMachine):
 
     @rule(master=masters, node_id=NODE, stop=st.booleans())
     def command(self, master: str, node_id: str, stop: bool) -> None:
-        """A worker gives an order; who is refused is fenced."""
+        """A worker gives an order; a node that refuses it is held, and two of them fence the master."""
         self.bench.act(master)
-        try:
+
+        def order() -> None:
             if stop:
                 client.call(
                     node_id, "POST", "instances/x/stop", StopRequest(grace_seconds=1.0),
@@ -121,10 +170,8 @@ class Fencing(RuleBasedStateMachine):
                 )  # fmt: skip
             else:
                 client.call(node_id, "PUT", "instances/x", SPEC, answer=InstanceView, operation_id=new_operation_id())
-        except NodePendingTakeover:
-            require(fencing.is_fenced(), f"{master} was refused by {node_id} and goes on")
-        except (NodeOffline, MasterFenced, AgentRefused):
-            pass
+
+        self._hear_out(node_id, order)
 
     @rule(target=flights, master=masters, node_id=NODE, arrived=st.booleans())
     def send_slowly(self, master: str, node_id: str, arrived: bool) -> Any:
@@ -144,12 +191,15 @@ class Fencing(RuleBasedStateMachine):
         self.bench.act(master)
         if received is None:
             received = self._deliver(prepared, master)
-        stands, fenced = fencing.stands(prepared.claim), fencing.is_fenced()
+        stands, fenced = fencing.is_current(prepared.claim), fencing.is_fenced()
+        if stands:
+            self.bench.hear(prepared, received)
         try:
             client._conclude(prepared, received, InstanceView)
-        except NodePendingTakeover:
+        except (NodePendingTakeover, NodeIncompatible):
             require(stands, f"{master} took a refusal of its former claim for one of the present")
-            require(fencing.is_fenced(), f"{master} was refused and goes on")
+            require(self._is_held(prepared.endpoint.node_id), f"{master} was refused and the node is not held")
+            self._require_fenced_by_two()
         except MasterFenced:
             require(not stands, f"{master} dropped an answer that counts")
             require(fencing.is_fenced() == fenced, f"{master} was fenced by an answer to its former claim")
@@ -158,8 +208,50 @@ class Fencing(RuleBasedStateMachine):
         else:
             require(stands, f"{master} took an answer to its former claim")
 
+    def _hear_out(self, node_id: str, ask: Callable[[], object]) -> None:
+        """Ask a node; whatever it says is about that node alone, unless another one says the same."""
+        try:
+            ask()
+        except (NodePendingTakeover, NodeIncompatible):
+            require(self._is_held(node_id), f"{node_id} refused {self.bench.acting} and is not held")
+        except (NodeOffline, MasterFenced, AgentRefused):
+            pass
+        self._require_fenced_by_two()
+
+    def _lies(self, node_id: str) -> bool:
+        return self.bench.machines[node_id].lie is not None
+
+    def _is_held(self, node_id: str) -> bool:
+        return Node.objects.filter(pk=node_id, reachability__in=(FENCED, INCOMPATIBLE)).exists()
+
+    def _require_fenced_by_two(self) -> None:
+        """Two honest refusals of the claim fence its master; without any, it is not fenced by what nodes say."""
+        ours, reason = fencing.present(), fencing.fenced_reason()
+        honest = self.bench.heard.get((self.bench.here().name, ours), set())
+        require(bool(reason) or len(honest) < 2, f"{self.bench.acting} was refused by {sorted(honest)} and goes on")
+        by_nodes = reason.startswith("Node") and (self.bench.here().name, ours) not in self.bench.inherited
+        require(not by_nodes or bool(honest), f"{self.bench.acting} is fenced by the word of one node: {reason}")
+        require(ours.epoch < 2**40, f"{self.bench.acting} took an epoch from a report that nobody can believe")
+
     def _deliver(self, prepared: Any, master: str) -> Any:
         return pools.loop_thread().run(self.bench.deliver(prepared, master))
+
+    # -- a master stands down ------------------------------------------------------------------------------------------
+
+    @rule(master=masters)
+    def stand_down(self, master: str) -> None:
+        """An owner has a master stand down, whatever it is doing; only an owner can have it return."""
+        self.bench.act(master)
+        stand_down.request(stand_down.PHRASE, OWNER)
+        require(fencing.is_fenced(), f"{master} stands down and commands")
+        require(not unfinished().exists(), f"{master} stands down and its takeover goes on")
+        for node_id in NODES:
+            self.command(master, node_id, False)
+        try:
+            takeover.request_by_configuration("option", "start:again")
+        except MasterFenced:
+            return
+        raise Violation(f"{master} stands down and a setting has it take over")
 
     # -- takeovers -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +260,7 @@ class Fencing(RuleBasedStateMachine):
         """Someone types the phrase."""
         self.bench.act(master)
         try:
-            operation = takeover.request(takeover.PHRASE, CONFIG)
+            operation = takeover.request(takeover.PHRASE, OWNER)
         except Conflict:
             return
         self.began.setdefault(operation.pk, len(self.bench.effects))
@@ -188,7 +280,7 @@ class Fencing(RuleBasedStateMachine):
         """A whole takeover while nobody else acts: it must succeed, whatever was before."""
         self.bench.act(master)
         try:
-            operation = takeover.request(takeover.PHRASE, CONFIG)
+            operation = takeover.request(takeover.PHRASE, OWNER)
         except Conflict:
             return
         self.began.setdefault(operation.pk, len(self.bench.effects))
@@ -218,7 +310,7 @@ class Fencing(RuleBasedStateMachine):
         if not node_queries.waits_for_continuation(node):
             return
         try:
-            operation = takeover.resume(node_id, node.takeover_id, node.held_epoch or 0, node_id, CONFIG)
+            operation = takeover.resume(node_id, node.takeover_id, node.held_epoch or 0, node_id, OWNER)
         except Conflict:
             return
         self.began.setdefault(operation.pk, len(self.bench.effects))
@@ -229,6 +321,7 @@ class Fencing(RuleBasedStateMachine):
             self.bench.step(operation.pk)
         except MirbadError as error:
             raise Violation(f"a step of {operation.kind} let {error.code} out") from error
+        self._require_fenced_by_two()
         operation.refresh_from_db()
         if operation.outcome == SUCCEEDED:
             self._require_obeyed(operation)
@@ -248,6 +341,8 @@ class Fencing(RuleBasedStateMachine):
         require(not fencing.is_fenced(), "the takeover is done and its master is fenced")
         require(operation.result["epoch"] == ours.epoch, "the takeover is done and its epoch is not the master's")
         for node_id in operation.result["claimed"]:
+            if self._lies(node_id):
+                continue
             held: Claim | None = self.bench.machines[node_id].held
             require(held == ours, f"the takeover is done, and {node_id} obeys {held} and not {ours}")
 

@@ -16,12 +16,13 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "mirbad.settings"
 def _orders() -> dict[str, Callable[..., Any]]:
     from django.core.management import call_command
 
+    from agent.common.keys import key_to_pem
     from agent.wire.fence import FenceView
-    from jobs import takeover, worker
-    from jobs.loops import resume
-    from jobs.loops import takeover as wishes
+    from jobs import worker
+    from jobs.loops import configured_takeover, resume
     from jobs.models import Operation
     from jobs.queries import unfinished
+    from jobs.requests import takeover
     from mirbad.kernel.actor import CONFIG
     from mirbad.kernel.ids import new_operation_id
     from nodes import fencing
@@ -30,7 +31,6 @@ def _orders() -> dict[str, Callable[..., Any]]:
     from nodes.link import client, health
     from nodes.models import MasterIdentity, Node
     from nodes.pki import authority
-    from nodes.pki.keys import key_to_pem
     from nodes.queries import rows
     from tests.nodes import parts
 
@@ -74,8 +74,8 @@ def _orders() -> dict[str, Callable[..., Any]]:
         "view": lambda: json.loads(json.dumps(fencing_view(MasterIdentity.objects.first(), rows()), default=str)),
         "takeOver": take_over,
         "continue": carry_on,
-        "wishes": wishes.look_once,
-        "atStart": wishes.at_start,
+        "wishes": configured_takeover.look_once,
+        "atStart": configured_takeover.at_start,
         "work": work,
         "resume": resume.resume_once,
     }

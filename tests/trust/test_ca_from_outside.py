@@ -4,12 +4,13 @@ from datetime import timedelta
 
 import pytest
 
+from agent.common import keys
 from audit.models import AuditLine
-from jobs import ca_rotation
+from jobs.requests import ca_rotation
 from mirbad.kernel import clock, conf
 from mirbad.kernel.errors import Conflict, Unavailable
 from nodes.models import Authority, Node, NodeCondition
-from nodes.pki import authority, certs, keys, outside, rotation, store
+from nodes.pki import authority, certs, outside, rotation, store
 from nodes.states import RE_PAIR
 from tests.nodes.parts import OPERATOR, approved, fresh_issuer
 
@@ -63,7 +64,7 @@ def test_another_ca_in_the_files_takes_its_place_and_every_node_is_to_be_re_pair
 def test_files_that_cannot_be_used_stop_a_first_start_and_never_a_running_fleet(db, outside_ca, tmp_path):
     outside_ca()
     (tmp_path / "ca.key").write_bytes(keys.key_to_pem(keys.new_key()))
-    with pytest.raises(Unavailable, match="does not hold the key"):
+    with pytest.raises(Unavailable, match="is not the key of the certificate"):
         authority.ensure()
     assert not Authority.objects.exists()
     outside_ca()
@@ -96,4 +97,4 @@ def test_what_is_no_ca_is_told_with_the_name_of_the_setting(db, outside_ca, tmp_
 def test_a_key_that_others_may_read_is_told(db, outside_ca, log_lines):
     outside_ca(mode=0o644)
     authority.ensure()
-    assert any("others on this machine may read" in line for line in log_lines)
+    assert any("readable by other users" in line for line in log_lines)

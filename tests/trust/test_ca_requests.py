@@ -1,4 +1,4 @@
-"""What asks for a CA rotation: flag files, the API, the page; what is refused."""
+"""Requests for a CA rotation: flag files, the API, the page; and refusals."""
 
 import json
 import os
@@ -6,9 +6,9 @@ import os
 import pytest
 
 from audit.models import AuditLine
-from jobs import ca_rotation
-from jobs.loops import ca_rotation as loop
+from jobs.loops import ca_upkeep as loop
 from jobs.models import Operation
+from jobs.requests import ca_rotation
 from mirbad.kernel import clock, conf
 from mirbad.kernel.errors import Conflict
 from nodes.enrollment import tokens
@@ -172,11 +172,12 @@ def test_a_second_roll_back_is_the_same(master):
 
 
 def test_cancelling_the_operation_rolls_the_rotation_back(master, monkeypatch):
-    from jobs import requests, worker
+    from jobs import worker
+    from jobs.requests import cancellation
 
     monkeypatch.setattr("jobs.kinds.ca_rotation.SETTLE_SECONDS", 0.0)
     operation = ca_rotation.start(OPERATOR)
-    requests.cancel(operation.pk, OPERATOR)
+    cancellation.request(operation.pk, OPERATOR)
     worker.run(operation.pk)
     worker.run(operation.pk)
     operation.refresh_from_db()
@@ -308,7 +309,7 @@ def test_the_page_offers_what_can_be_done_and_shows_the_nodes(master, operator, 
     assert "Close early" not in page
     assert "pc-1" in page
     assert "0 of 1 nodes" in operator.client.get("/pki/ca/card", headers=hx).content.decode()
-    assert "waited for" in operator.client.get("/pki/ca/-/of/pc-1", headers=hx).content.decode()
+    assert "waiting for this node" in operator.client.get("/pki/ca/-/of/pc-1", headers=hx).content.decode()
     refused = operator.client.post("/pki/ca/start", headers=hx)
     assert refused.status_code == 409
     assert b"is open at" in refused.content

@@ -6,8 +6,8 @@ import pytest
 from django.db import connections
 
 from agent.wire.status import NodeStatus
-from jobs import ca_rotation
 from jobs.models import Operation
+from jobs.requests import ca_rotation
 from mirbad.kernel import clock
 from mirbad.kernel.errors import Conflict, MirbadError
 from nodes import queries, registry
@@ -220,7 +220,7 @@ def test_closing_early_tries_a_node_that_is_online_more_than_once(fleet, monkeyp
     fleet.drive(lambda: stage() == "MasterReissued")
     ca_rotation.close(OPERATOR)
     fleet.drive(lambda: stage() == "Closing")
-    real, failed = client.acall_alone, []
+    real, failed = client.acall_once, []
 
     async def interrupted(node_id, *arguments, **also):
         if node_id == "pc-2" and len(failed) < failures:
@@ -228,7 +228,7 @@ def test_closing_early_tries_a_node_that_is_online_more_than_once(fleet, monkeyp
             raise NodeOffline("Connection reset by peer.")
         return await real(node_id, *arguments, **also)
 
-    monkeypatch.setattr(client, "acall_alone", interrupted)
+    monkeypatch.setattr(client, "acall_once", interrupted)
     fleet.drive(lambda: stage() in ("Closed", "ClosedEarly"))
     assert stage() == end
     assert len(failed) >= min(failures, 2)

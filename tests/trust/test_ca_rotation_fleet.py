@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import ca_rotation
 from jobs.queries import unfinished
+from jobs.requests import ca_rotation
 from mirbad.kernel import clock
 from nodes.models import CaRotation, NodeCondition
 from nodes.pki import authority, store
@@ -27,7 +27,7 @@ ROUNDS = 200
 
 
 class Story:
-    """What happens to the fleet beside the rotation."""
+    """Changes of the fleet beside the rotation."""
 
     def __init__(self, fleet: Fleet, drawn: random.Random):
         self.fleet, self.drawn = fleet, drawn

@@ -1,17 +1,16 @@
 """The enroll listener in each stage of a CA rotation, by the agent's own join, without a restart."""
 
-import time
-
 import pytest
 
-from agent.enrol import HashDiffers, JoinOrder, fetch_authority, join, read_hashes, read_listener
+from agent.enroll import HashDiffers, JoinRequest, fetch_authority, join, read_endpoint, read_hashes
 from agent.wire.enroll import MachineSummary
-from jobs import ca_rotation
+from jobs.requests import ca_rotation
 from nodes.enrollment import listener, tokens
 from nodes.models import Authority, CaRotation, NodePin
 from nodes.pki import authority, certs, rotation, store
 from tests.nodes.test_with_a_real_agent import listening
 from tests.trust.ca_fleet import OPERATOR
+from tests.waiting import until, until_no
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("live_master")]
 
@@ -31,7 +30,7 @@ def port(monkeypatch, live_master):
 def joined(folder, port, node_id, ca_hash):
     """A machine joins by a command that carries `ca_hash`."""
     token = tokens.create(node_id, actor=OPERATOR).token
-    order = JoinOrder(
+    order = JoinRequest(
         enroll_url=f"https://127.0.0.1:{port}",
         ca_hash=ca_hash,
         node_id=node_id,
@@ -48,14 +47,11 @@ def joined(folder, port, node_id, ca_hash):
 
 def shown(port, ca_hash):
     """Wait until the listener has taken up what is stored."""
-    until = time.monotonic() + 10
-    while True:
-        try:
-            return fetch_authority(read_listener(f"https://127.0.0.1:{port}"), read_hashes(ca_hash))
-        except HashDiffers:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+    return until_no(HashDiffers, lambda: authority_at(port, ca_hash), 10)
+
+
+def authority_at(port, ca_hash):
+    return fetch_authority(read_endpoint(f"https://127.0.0.1:{port}"), read_hashes(ca_hash))
 
 
 def test_old_and_new_commands_join_as_long_as_their_ca_is_trusted(port, tmp_path):
@@ -86,14 +82,14 @@ def test_old_and_new_commands_join_as_long_as_their_ca_is_trusted(port, tmp_path
 
 
 def wait_until_gone(port, ca_hash):
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
+    def is_gone():
         try:
-            fetch_authority(read_listener(f"https://127.0.0.1:{port}"), read_hashes(ca_hash))
+            authority_at(port, ca_hash)
         except HashDiffers:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the listener still shows the old CA")
+            return True
+        return False
+
+    until(is_gone, "the old CA to be gone", 10)
 
 
 def test_the_listener_goes_back_with_a_roll_back_and_follows_a_replaced_ca(port, tmp_path):

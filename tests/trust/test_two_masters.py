@@ -6,17 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 
 from agent.fence import held_claim
-from agent.identity import Identity, IdentityStore, fleet_id
-from agent.wire.enroll import EnrollAnswer
-from jobs.takeover import PHRASE
+from agent.identity import IdentityStore
+from agent.wire.enroll import EnrollResponse
+from jobs.requests.takeover import PHRASE
 from tests.bench.services import free_port
+from tests.standins.served import install
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Refused(Exception):
-    """What the master answered instead of a value."""
+    """The master's refusal, in place of a value."""
 
     def __init__(self, code, detail):
         super().__init__(f"{code}: {detail}")
@@ -93,19 +93,9 @@ class Agent:
         config = {"bind": "127.0.0.1", "port": self.port, "models_root": "models", "state_dir": "state"}
         self.config.write_text(json.dumps(config))
         made = master.ask("enroll", node_id=node_id, port=self.port)
-        answer = EnrollAnswer.model_validate(made["answer"])
+        answer = EnrollResponse.model_validate(made["answer"])
         self.uid = answer.node_uid
-        IdentityStore(self.state).install(
-            Identity(
-                node_id=node_id,
-                node_uid=answer.node_uid,
-                fleet=fleet_id(x509.load_pem_x509_certificate(answer.ca_bundle[0].encode())),
-                master=answer.master_spki,
-                key_pem=made["key"].encode(),
-                chain=answer.chain,
-                ca_bundle=answer.ca_bundle,
-            )
-        )
+        install(IdentityStore(self.state), node_id, answer, made["key"].encode())
         self.process = None
 
     def start(self):
@@ -131,14 +121,16 @@ class Agent:
 
 def connected(master, node_id):
     """Connect, once the agent listens."""
-    until = time.monotonic() + 30
-    while True:
+
+    def attempt():
         try:
-            return master.ask("connect", node_id=node_id)
+            return [master.ask("connect", node_id=node_id)]
         except Refused as refusal:
-            if refusal.code != "node_offline" or time.monotonic() > until:
+            if refusal.code != "node_offline":
                 raise
-            time.sleep(0.2)
+            return []
+
+    return until(attempt, f"{node_id} to be reached", every=0.2)[0]
 
 
 @pytest.fixture
@@ -237,10 +229,12 @@ def test_a_node_that_was_away_comes_back_by_itself_or_waits_for_a_person(living,
     first.start()
     second.start()
     connected(copied, "pc-2")
-    until = time.monotonic() + 30
-    while (code := copied.refused("connect", node_id="pc-1")) == "node_offline" and time.monotonic() < until:
-        time.sleep(0.2)
-    assert code == "node_pending_takeover"
+
+    def refusal():
+        code = copied.refused("connect", node_id="pc-1")
+        return code if code != "node_offline" else ""
+
+    assert until(refusal, "an answer of the agent", every=0.2) == "node_pending_takeover"
     assert copied.ask("view")["state"] == "commanding", "a node that is known to be taken must not fence the master"
     blocked = copied.node("pc-1")
     assert (blocked["continuable"], blocked["agent_epoch"], first.obeys) == (True, 3, 3)

@@ -38,8 +38,9 @@ def test_a_broker_elsewhere_is_not_run_here(tmp_path):
 
 def test_every_process_dies_with_the_supervisor_and_is_started_again(tmp_path):
     processes, _ = parsed(layout(tmp_path))
+    assert len(processes) == 7
     for process in processes.values():
-        assert "tether.py" in process.command
+        assert "parent_death.py" in process.command
         assert process.autorestart is not False
         assert process.killasgroup is False, "engines must not be killed with the agent"
 

@@ -1,17 +1,17 @@
-"""What a person reads while Mirbad comes up."""
+"""Lines that a person reads while Mirbad comes up."""
 
 import io
 
 import pytest
 
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 
 pytestmark = pytest.mark.unit
 
 
 def test_away_from_a_terminal_a_state_is_a_line_when_it_changes():
     stream = io.StringIO()
-    progress = Progress(stream, started=0)
+    progress = ProgressDisplay(stream, started=0)
     for text in ("waiting (1 MB)", "waiting (2 MB)", "loading", "loading"):
         progress.now(text)
     progress.done("ready")
@@ -21,4 +21,4 @@ def test_away_from_a_terminal_a_state_is_a_line_when_it_changes():
 
 def test_seconds_count_from_one_moment_for_all_processes(monkeypatch):
     monkeypatch.setenv("MIRBAD_INTERNAL_STARTED", "1000.5")
-    assert Progress(io.StringIO()).started == 1000.5
+    assert ProgressDisplay(io.StringIO()).started == 1000.5

@@ -15,11 +15,12 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def data(tmp_path):
     path = tmp_path / "data"
-    for part in ("secrets", "logs", "run", "agent/state", "agent/models/m", "audit"):
+    for part in ("secrets", "logs", "run", "agent/state/models-roots", "agent/models/m", "audit"):
         (path / part).mkdir(parents=True)
     (path / "secrets" / "secret-key").write_text("k")
     (path / "secrets" / "secret-key").chmod(0o600)
     (path / "agent" / "state" / "fence.json").write_text("{}")
+    (path / "agent" / "state" / "models-roots" / "0.json").write_text("{}")
     (path / "agent" / "models" / "m" / "big.gguf").write_bytes(b"x" * 1000)
     (path / "logs" / "web.log").write_text("…")
     with sqlite3.connect(path / "mirbad.sqlite3") as database:
@@ -58,6 +59,7 @@ def test_a_copy_taken_while_rows_are_written_is_consistent(data, tmp_path):
     finally:
         stop.set()
         writer.join()
+    assert len(copies) == 5
     for copy in copies:
         database = sqlite3.connect(copy.path / "mirbad.sqlite3")
         assert database.execute("SELECT count(*) FROM pairs WHERE a <> b").fetchone() == (0,)
@@ -66,7 +68,7 @@ def test_a_copy_taken_while_rows_are_written_is_consistent(data, tmp_path):
 
 
 def test_an_existing_or_inner_target_is_refused(data, tmp_path):
-    with pytest.raises(CannotStart, match="exists already"):
+    with pytest.raises(CannotStart, match="already exists"):
         snapshot.take(data, tmp_path, own_database=True)
     with pytest.raises(CannotStart, match="inside the data folder"):
         snapshot.take(data, data / "agent" / "copy", own_database=True)

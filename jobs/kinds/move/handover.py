@@ -1,6 +1,16 @@
-"""A move without a pause: the target is up and answers before requests go there, the source ends what it began.
+"""A hand-over: the target is ready before it gets requests, the source finishes those that it has.
 
 downloading → starting-target → target-ready → placement-committed → draining-source → stopping-source → done
+
+The order keeps requests from failing, and each line may be repeated after a crash:
+
+1. The target's placement is created without a route, and its engine started. The source serves alone.
+2. `target_ready` is the cutover: one UPDATE of `routed` over both rows, with the version of the routing table. Before
+   it, everything can be undone by removing the target; after it, nothing is undone any more.
+3. `draining_source` waits until the source has no open request: twice in a row, and no sooner than `SETTLE` after the
+   cutover, since a web process with the old table may still send one.
+4. Only then does the source's engine stop, and its placement is removed. Its desired state is written before the call,
+   so that a crash between the two leaves no engine that is desired and stopped.
 """
 
 from datetime import timedelta
@@ -9,10 +19,9 @@ from django.db import transaction
 
 from agent.wire.instances import InstanceState
 from audit import log as audit_log
-from jobs import instances, starting
-from jobs.base import Done, Go, Outcome, Step, Wait
+from jobs.base import Done, Go, Outcome, Wait
 from jobs.errors import StepFailed
-from jobs.kinds.move import target
+from jobs.kinds.move import engine_start
 from jobs.kinds.move.plan import (
     ACTOR,
     DRAINING_SOURCE,
@@ -20,50 +29,49 @@ from jobs.kinds.move.plan import (
     STARTING_TARGET,
     STOPPING_SOURCE,
     TARGET_READY,
+    MoveStep,
     Plan,
-    at_source,
-    at_target,
     ending,
     for_good,
     pause,
     placement_at,
     plan_of,
     poll,
-    since,
-    stopped_or_view,
+    stop_key,
     undo,
     why_away,
 )
+from jobs.steps import instances, starting
 from mirbad.kernel import clock
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from models_app.models import Placement
 from models_app.placement import apply
-from models_app.placement import handover as placing
+from models_app.placement import relocate as placing
 
 SETTLE = timedelta(seconds=3)
-"""How long every process that routes may take to read the new table; requests on their way arrive meanwhile."""
+"""Time for every web process to read the new routing table; requests on their way arrive meanwhile."""
 
 
-def starting_target(step: Step) -> Outcome:
-    """The model comes up on the target, beside the source that serves."""
+def starting_target(step: MoveStep) -> Outcome:
+    """Start the engine on the target, while the source serves."""
     plan = plan_of(step)
     if step.cancel_requested:
-        return undo()
-    about = at_target(step, plan)
+        return undo(step)
+    engine = plan.target_engine
     try:
-        if not target.is_ordered(step):
-            return target.order(about, _arrived(step, plan))
-        if wait := target.not_ready(about, target.placement_of(about)):
+        if step.state.ordered is None:
+            return engine_start.request(step, engine, _arrived(step, plan))
+        if wait := engine_start.not_ready(step, engine, instances.placement_of(engine, step.model_id)):
             return wait
     except MirbadError as error:
         if (failure := for_good(error)) is None:
             raise
-        return undo(failure)
-    return Go(TARGET_READY, f"It is ready on node {step.node_id}.")
+        return undo(step, failure)
+    return Go(TARGET_READY, f"The engine on node {step.node_id} is ready.")
 
 
-def _arrived(step: Step, plan: Plan) -> Placement:
+def _arrived(step: MoveStep, plan: Plan) -> Placement:
     with transaction.atomic():
         placement, new = placing.bring_up(plan.arrival)
         if new:
@@ -79,89 +87,89 @@ def _arrived(step: Step, plan: Plan) -> Placement:
     return placement
 
 
-def target_ready(step: Step) -> Outcome:
-    """The switch. Seen ready once more, the target gets the requests from here on."""
+def target_ready(step: MoveStep) -> Outcome:
+    """Do the cutover: observed ready once more, the target gets the requests from here on."""
     plan = plan_of(step)
-    about = at_target(step, plan)
+    engine = plan.target_engine
     committed = Go(PLACEMENT_COMMITTED, f"Requests go to node {step.node_id} now.")
     if Placement.objects.filter(pk=plan.arrival.id, routed=True).exists():
         return committed
     if step.cancel_requested:
-        return undo()
-    view = instances.look(about)
-    if (state := target.once_more(step, view)) is not None:
-        return Go(STARTING_TARGET, "The machine was restarted meanwhile: starting it again.", state)
+        return undo(step)
+    view = instances.look(engine)
+    if (state := engine_start.once_more(step, view)) is not None:
+        return Go(STARTING_TARGET, "The machine rebooted: starting the engine again.", state)
     if view is None or view.state in instances.FINAL:
         text = f"The engine on node {step.node_id} ended before requests were sent there."
-        return undo(starting.died(view) if view else StepFailed("instance_lost", text, final=True))
+        return undo(step, starting.died(view) if view else StepFailed("instance_lost", text, final=True))
     if view.state == InstanceState.READY:
-        instances.refresh(about)
+        instances.refresh(engine.node_id)
         if placing.switch(plan.source, plan.arrival.id):
             return committed
     if starting.late(step, settings().moves_start_target_timeout):
         text = f"The engine on node {step.node_id} does not stay ready ({view.state})."
-        return undo(StepFailed("not_ready", text, final=True, lines=view.last_lines))
-    return poll("Waiting until the engine answers as it should.")
+        return undo(step, StepFailed("not_ready", text, final=True, lines=view.last_lines))
+    return poll("Waiting until the engine is ready.")
 
 
-def placement_committed(step: Step) -> Outcome:
-    """There is no way back from here."""
-    return Go(DRAINING_SOURCE, f"Waiting for what node {plan_of(step).source_node} has begun to answer.")
+def placement_committed(step: MoveStep) -> Outcome:
+    """Pass the point from which there is no way back."""
+    return Go(DRAINING_SOURCE, f"Waiting for open requests on node {plan_of(step).source_node}.")
 
 
-def draining_source(step: Step) -> Outcome:
-    """The source ends its streams. A source that is away or has stopped has none that could be waited for."""
+def draining_source(step: MoveStep) -> Outcome:
+    """Wait until the source has no open request. A source that is away or has stopped has none to wait for."""
     plan = plan_of(step)
     if why_away(plan.source_node):
-        return Go(STOPPING_SOURCE, f"Node {plan.source_node} does not answer now.")
-    view = instances.look(at_source(step, plan))
+        return Go(STOPPING_SOURCE, f"Node {plan.source_node} does not answer.")
+    view = instances.look(plan.source_engine)
     if view is None or view.state in instances.FINAL:
-        return Go(STOPPING_SOURCE, "Its engine there has ended.")
+        return Go(STOPPING_SOURCE, f"The engine on node {plan.source_node} has ended.")
     if starting.late(step, settings().moves_drain_timeout):
         seconds = settings().moves_drain_timeout.total_seconds()
-        return Go(STOPPING_SOURCE, f"{_count(view.open_requests)} after {seconds:.0f} s; they are ended now.")
-    # Two looks in a row: what was on its way to the node at the first one has arrived by the second.
+        return Go(STOPPING_SOURCE, f"{_count(view.open_requests)} after {seconds:.0f} s: ending them.")
+    # Two looks in a row: a request that was on its way at the first one has arrived by the second.
     quiet = view.open_requests == 0 and starting.late(step, SETTLE)
-    if quiet and step.state.get("quiet"):
-        return Go(STOPPING_SOURCE, "All that was begun there is answered.")
-    return poll(f"{_count(view.open_requests)}.", {"quiet": quiet})
+    if quiet and step.state.quiet:
+        return Go(STOPPING_SOURCE, "All requests on the old node have finished.")
+    return poll(f"{_count(view.open_requests)}.", step.state.changed(quiet=quiet))
 
 
 def _count(count: int | None) -> str:
     if count is None:
-        return "The node does not tell how many requests it still answers"
-    return "1 request is still answered there" if count == 1 else f"{count} requests are still answered there"
+        return "The node does not report its open requests"
+    return "1 open request on the old node" if count == 1 else f"{count} open requests on the old node"
 
 
-def stopping_source(step: Step) -> Outcome:
-    """The engine that nobody asks any more is stopped, and its place given up."""
+def stopping_source(step: MoveStep) -> Outcome:
+    """Stop the engine without requests, and remove its placement."""
     plan = plan_of(step)
-    if step.state.get("forced"):
-        return _gone(step, plan, f"It runs on node {step.node_id}; {plan.source_node} was given up.")
+    if step.state.forced:
+        return _gone(step, plan, f"The model runs on node {step.node_id}; node {plan.source_node} was given up.")
     source = placement_at(plan.source)
     if source is None:
-        return _gone(step, plan, f"It runs on node {step.node_id}.")
-    want_stopped(step, source)
+        return _gone(step, plan, f"The model runs on node {step.node_id}.")
+    stop_source(step, source)
     if away := why_away(plan.source_node):
-        return pause(f"{away} The move goes on once the node is back.")
-    about = at_source(step, plan)
-    view = stopped_or_view(about)
+        return pause(f"{away} The move continues once the node is back.")
+    engine = plan.source_engine
+    view = instances.stop(engine, stop_key(step, engine))
     if view is None:
-        instances.refresh(about)
-        return _gone(step, plan, f"It runs on node {step.node_id}.")
+        instances.refresh(engine.node_id)
+        return _gone(step, plan, f"The model runs on node {step.node_id}.")
     allowed = settings().moves_stop_timeout
-    began, note = since(step, "stopSince")
+    began = step.state.stop_since or clock.now()
     if clock.now() - began > allowed:
-        seconds = allowed.total_seconds()
-        text = f"It runs on node {step.node_id}. Its engine on {plan.source_node} did not end within {seconds:.0f} s."
-        return _gone(step, plan, f"{text} It gets no requests, and is asked to stop again.")
-    return poll("Stopping the engine.", note)
+        text = f"The model runs on node {step.node_id}. The engine on {plan.source_node} did not stop within"
+        text = f"{text} {allowed.total_seconds():.0f} s. It gets no requests, and is stopped again later."
+        return _gone(step, plan, text)
+    return poll("Stopping the engine.", step.state.changed(stop_since=began))
 
 
-def want_stopped(step: Step, source: Placement) -> None:
-    """Write that the source is to stop; once, with its audit line."""
+def stop_source(step: MoveStep, source: Placement) -> None:
+    """Write that the source is to stop, once, with its audit line."""
     with transaction.atomic():
-        if apply.want_stopped(source):
+        if apply.set_desired_stopped(source):
             audit_log.record(
                 "model.stop",
                 ACTOR,
@@ -173,43 +181,43 @@ def want_stopped(step: Step, source: Placement) -> None:
             )
 
 
-def _gone(step: Step, plan: Plan, text: str) -> Done:
+def _gone(step: MoveStep, plan: Plan, text: str) -> Done:
     if plan.source is not None:
         with transaction.atomic():
             placing.leave(plan.source)
     return Done(text, {"nodeId": step.node_id})
 
 
-def undoing(step: Step) -> Outcome:
-    """The target's engine is stopped and its place given up; the source has served all along."""
+def undoing(step: MoveStep) -> Outcome:
+    """Stop the target's engine and remove its placement; the source has served all the time."""
     plan = plan_of(step)
-    about = at_target(step, plan)
+    engine = plan.target_engine
     if Placement.objects.filter(pk=plan.arrival.id).exists():
-        view = stopped_or_view(about)
+        view = instances.stop(engine, stop_key(step, engine))
         if view is not None and not starting.late(step, settings().moves_stop_timeout):
-            return poll("Stopping the engine that was started.")
+            return poll("Stopping the engine on the target.")
     return undone(step)
 
 
-def undone(step: Step, _: StepFailed | None = None) -> Outcome:
-    """The end of an undone move; an engine that could not be asked to stop is one without a place."""
+def undone(step: MoveStep, _: StepFailed | None = None) -> Outcome:
+    """Return the end of an undone move; an engine that could not be stopped is an orphan now."""
     plan = plan_of(step)
     with transaction.atomic():
         placing.leave(plan.arrival.id)
-    return ending(step, f"The model stands on node {plan.source_node} as before.")
+    return ending(step, f"The model stays on node {plan.source_node}.")
 
 
-def gave_up(step: Step, failure: StepFailed) -> Outcome:
-    """The target was away for too long."""
+def gave_up(step: MoveStep, failure: StepFailed) -> Outcome:
+    """Undo the move: the target was away for too long."""
     text = f"{failure.detail} Node {step.node_id} was away for too long."
-    return undo(StepFailed(failure.step_code, text, final=True))
+    return undo(step, StepFailed(failure.step_code, text, final=True))
 
 
-def drained_unseen(step: Step, failure: StepFailed) -> Outcome:
-    """The source was away for too long to tell what it still answers."""
+def drained_unseen(step: MoveStep, failure: StepFailed) -> Outcome:
+    """Continue: the source was away for too long to report its open requests."""
     return Go(STOPPING_SOURCE, failure.detail)
 
 
-def never(_: Step, failure: StepFailed) -> Wait:
-    """What is waited for as long as it takes."""
+def never(_: MoveStep, failure: StepFailed) -> Wait:
+    """Wait on, as long as it takes."""
     return pause(failure.detail)

@@ -26,15 +26,15 @@ async def _watch() -> None:
 
 
 class Command(BaseCommand):
-    """Watches every node until it is asked to end."""
+    """Watch every node until SIGINT or SIGTERM."""
 
-    help = "Keep a line to every node and write down what is seen. One watcher works at a time; others wait."
+    help = "Hold an event stream to every node and record reports. One watcher is active; others wait."
     requires_system_checks: list[str] = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run until SIGINT or SIGTERM."""
         logs.configure("watcher")
         files.allow_many()
-        # All that was imported stays: full collections need not look through it, with every line waiting for them.
+        # Imported modules stay: full collections need not scan them while every stream waits.
         gc.freeze()
         asyncio.run(_watch())

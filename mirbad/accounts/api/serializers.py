@@ -1,4 +1,4 @@
-"""The shape of admin tokens on ``/api``."""
+"""Admin tokens as JSON on ``/api``."""
 
 from rest_framework import serializers
 
@@ -21,13 +21,13 @@ class TokenSerializer(CamelSerializer):
 
 
 class NewTokenSerializer(TokenSerializer):
-    """A token that was just made: the only answer that holds its secret."""
+    """A new token: the only response that holds its secret."""
 
     secret = serializers.CharField()
 
 
 class TokenInputSerializer(CamelSerializer):
-    """What a new token is made of."""
+    """Input of a new token."""
 
     name = serializers.CharField(max_length=100)
     role = serializers.ChoiceField(choices=ROLES)

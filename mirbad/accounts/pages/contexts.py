@@ -1,4 +1,4 @@
-"""What the list of admin tokens shows."""
+"""The view-model of the list of admin tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mirbad.web.parts import Badge
 _IN_USE = Badge("In use", "ok", "circle-check")
 _REVOKED = Badge("Revoked", "idle", "ban")
 _ENDED = Badge("Ended", "idle", "clock")
-_OWNER_GONE = Badge("Refused", "warn", "triangle-alert", "The account that made it is not active")
+_OWNER_GONE = Badge("Refused", "warn", "triangle-alert", "The owner's account is inactive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TokenRow:
 
 
 def rows(tokens: Iterable[AdminToken]) -> list[TokenRow]:
-    """`tokens` with their owners at hand; runs no query."""
+    """Return `tokens` as rows; their owners are prefetched, no query."""
     now = clock.now()
     return [
         TokenRow(

@@ -1,4 +1,4 @@
-"""Views of the admin tokens: make, list, revoke. For owners."""
+"""Views of the admin tokens: list, create, revoke. For owners."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _SHOWN = 500
 @require_http_methods(["GET", "HEAD"])
 @require_role(OWNER)
 def index(request: HttpRequest) -> HttpResponse:
-    """The tokens of ``/api``."""
+    """Show the tokens for ``/api``."""
     revoked = request.GET.get("revoked") == "1"
     found = AdminToken.objects.select_related("owner")
     if not revoked:
@@ -36,7 +36,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @require_role(OWNER)
 def create(request: HttpRequest) -> HttpResponse:
-    """Make a token. Its secret is shown in this one answer and never again."""
+    """Create a token. Its secret is shown in this one response and never again."""
     form = TokenForm(request.POST or None)
     context: dict[str, Any] = {"form": form, "status_url": request.build_absolute_uri(reverse("api-status"))}
     if request.method == "POST" and form.is_valid():
@@ -57,11 +57,11 @@ def create(request: HttpRequest) -> HttpResponse:
 @require_POST
 @require_role(OWNER)
 def revoke(request: HttpRequest, token_id: int) -> HttpResponse:
-    """End a token at once."""
+    """Revoke a token at once."""
     actor = actors.of(request)
 
     def run() -> None:
         with audit_log.refusals_recorded(ACTION, actor, target=str(token_id)):
             tokens.revoke(token_id, actor)
 
-    return perform(request, run, "The token is revoked; it is refused from now on.", to=reverse("accounts:tokens"))
+    return perform(request, run, "The token is revoked.", to=reverse("accounts:tokens"))

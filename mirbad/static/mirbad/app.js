@@ -5,9 +5,9 @@ const ready = (work) => (document.readyState === "loading" ? document.addEventLi
 const fire = (name, detail = {}) => document.body.dispatchEvent(new CustomEvent(name, { detail }));
 const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// ---------------------------------------------------------------- live: hints over one websocket
-// A hint says only that something changed; parts of the page read themselves again by hx-trigger.
-// Lines die without a close frame, so a ping goes out every 20 s. Whatever was missed is read again on reconnection.
+// ---------------------------------------------------------------- live: invalidations over one websocket
+// An invalidation says only that something changed; parts of the page reload by hx-trigger.
+// Connections die without a close frame, so there is a ping every 20 s. After a reconnection all live parts reload.
 const live = {
   socket: null, tries: 0, answered: true, lastChange: Date.now(), dirty: false,
 
@@ -43,7 +43,7 @@ const live = {
     }
     this.tries += 1;
     if (this.tries > 1) this.show("off", "Reconnecting");
-    // Full jitter, so that a hundred open pages do not come back in the same instant.
+    // Full jitter, so that a hundred open pages do not reconnect at the same instant.
     const ceiling = Math.min(15000, 400 * 2 ** Math.min(this.tries, 6));
     setTimeout(() => this.open(), 200 + Math.random() * ceiling);
   },
@@ -70,7 +70,7 @@ const live = {
       this.answered = false;
       this.socket.send("ping");
     }, 20000);
-    // Without the line the page still keeps up, only slower.
+    // Without a websocket the page still updates, only slower.
     setInterval(() => { if (this.socket.readyState !== WebSocket.OPEN) this.resync(); }, 8000);
     setInterval(() => this.resync(), 60000);
     document.addEventListener("visibilitychange", () => {
@@ -117,7 +117,7 @@ document.addEventListener("htmx:confirm", (event) => {
   const yes = dialog.querySelector("[data-yes]");
   dialog.querySelector("#confirm-title").textContent = verb ? `${verb}?` : "Are you sure?";
   dialog.querySelector("#confirm-text").textContent = ctx.confirm;
-  yes.textContent = verb ?? "Go on";
+  yes.textContent = verb ?? "Continue";
   yes.classList.toggle("danger", danger !== undefined);
   dialog.returnValue = "";
   dialog.addEventListener("close", () => (dialog.returnValue === "yes" ? issueRequest() : dropRequest()), { once: true });
@@ -125,11 +125,11 @@ document.addEventListener("htmx:confirm", (event) => {
 });
 
 // ---------------------------------------------------------------- what comes back from an action
-// A refusal goes beside the form that asked, or into a notice; a failed read leaves on the page what is there.
+// A refusal is shown beside the form that was sent, or in a notice; a failed read leaves the page unchanged.
 document.addEventListener("htmx:before:request", (event) => {
   const { ctx } = event.detail;
   if (ctx.request.method !== "GET" && ctx.target?.matches(".refusal")) ctx.target.replaceChildren();
-  // Nobody looks: a part that reads itself by the clock waits, and catches up with the next tick.
+  // A hidden page: a part that polls waits, and catches up with the next tick.
   if (document.hidden && ctx.sourceEvent?.type === "every") event.preventDefault();
 });
 document.addEventListener("htmx:before:swap", (event) => {
@@ -146,11 +146,13 @@ document.addEventListener("htmx:after:request", (event) => {
   const { ctx } = event.detail;
   if (ctx.request.method === "GET") return;
   if (ctx.response.status < 400) ctx.sourceElement.closest("dialog:not([data-sticky])")?.close();
-  else if (ctx.response.status === 500) notify("error", "The master met a fault and did not finish this. Its log says what happened.");
+  else if (ctx.response.status === 500) notify("error", "Internal error on the master. See its log.");
 });
 document.addEventListener("htmx:error", (event) => {
-  const { ctx } = event.detail;
-  if (ctx?.request && ctx.request.method !== "GET") notify("error", "The master did not answer. It may have done what you asked: look before you try again.");
+  const { ctx, error } = event.detail;
+  if (!ctx?.request || ctx.request.method === "GET") return;
+  if (!ctx.sourceElement.matches("[data-reads]")) notify("error", "No answer from the master. Your change may have gone through; check before retrying.");
+  else if (error.name !== "AbortError") notify("error", "No answer from the master."); // a newer question replaces the older
 });
 document.addEventListener("mirbad:done", (event) => {
   notify("success", event.detail.text);
@@ -189,7 +191,7 @@ function ago(seconds) {
   const [amount, unit] = distance < 60 ? [distance, "s"] : distance < 3600 ? [distance / 60, "min"] : distance < 86400 ? [distance / 3600, "h"] : [distance / 86400, "d"];
   return seconds > 0 ? `${Math.floor(amount)} ${unit} ago` : `in ${Math.floor(amount)} ${unit}`;
 }
-// The master's clock rules: what it said when the page was made is compared with ours once.
+// Times are relative to the master's clock: the page's own time is compared with ours once.
 let skew = 0;
 function tick() {
   const now = Date.now() + skew;
@@ -218,7 +220,7 @@ function theme() {
       document.documentElement.dataset.theme = next;
       document.cookie = `mirbad-theme=${next}; path=/; max-age=31536000; samesite=lax`;
       button.querySelector("[data-theme-name]").textContent = `Theme: ${next}`;
-      button.setAttribute("aria-label", `Theme: ${next}. Switch it`);
+      button.setAttribute("aria-label", `Theme: ${next}. Switch theme`);
     });
   }
 }
@@ -305,9 +307,9 @@ class Talk {
     const text = await response.text();
     try {
       const body = JSON.parse(text);
-      return body.error?.message ?? body.detail ?? `The master answered ${response.status}.`;
+      return body.error?.message ?? body.detail ?? `The master responded with ${response.status}.`;
     } catch {
-      return response.status === 401 || response.status === 403 ? "You are no longer signed in. Reload the page." : `The master answered ${response.status}.`;
+      return response.status === 401 || response.status === 403 ? "You are no longer signed in. Reload the page." : `The master responded with ${response.status}.`;
     }
   }
 
@@ -325,7 +327,7 @@ class Talk {
   }
 
   take(event, seen) {
-    if (event.error) throw new Error(event.error.message ?? "The engine ended the answer with an error.");
+    if (event.error) throw new Error(event.error.message ?? "The engine stopped with an error.");
     if (event.usage) seen.usage = event.usage;
     const delta = event.choices?.[0]?.delta ?? {};
     const piece = (delta.reasoning_content ?? "") + (delta.content ?? "");
@@ -337,12 +339,12 @@ class Talk {
   }
 
   figures(seen, begun) {
-    if (seen.first === null) return "No text came.";
+    if (seen.first === null) return "No text received.";
     const tokens = seen.usage?.completion_tokens;
     const count = tokens ?? seen.pieces;
     const seconds = (seen.last - seen.first) / 1000;
-    const rate = count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} ${tokens ? "tokens" : "pieces"}/s` : "";
-    return [`first token after ${((seen.first - begun) / 1000).toFixed(2)} s`, rate, `${count} ${tokens ? "tokens" : "pieces"}`].filter(Boolean).join(" · ");
+    const rate = count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} ${tokens ? "tokens" : "chunks"}/s` : "";
+    return [`first token after ${((seen.first - begun) / 1000).toFixed(2)} s`, rate, `${count} ${tokens ? "tokens" : "chunks"}`].filter(Boolean).join(" · ");
   }
 
   busy(on) {

@@ -1,1 +1,1 @@
-"""What `make up` does once inside the master: database, people, keys, its own node, the starter model."""
+"""The one-time steps of `make up` inside the master: database, people, keys, bootstrap node, starter model."""

@@ -1,4 +1,4 @@
-"""``python -m mirbad.up.bootstrap``: started by `make up`, ends when everything is up. Not for a shell.
+"""``python -m mirbad.up.bootstrap``: started by `make up`, exits when everything is up. Not for a shell.
 
 A process of its own, so that the supervisor's side never holds Django in memory.
 """
@@ -9,18 +9,18 @@ import sys
 
 from mirbad.kernel.errors import MirbadError
 from mirbad.up.errors import CannotStart
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 from mirbad.up.session import REPORT
 
 
 def report(word: str) -> None:
-    """Tell the supervisor's side how far we are."""
+    """Report the progress to the supervisor's side."""
     if descriptor := os.environ.get(REPORT):
         os.write(int(descriptor), f"{word}\n".encode())
 
 
 def main() -> int:
-    """0 when all is up; 1 when something failed, which has been said."""
+    """Return 0 when all is up; 1 when something failed, which was printed."""
     import django
 
     django.setup()
@@ -31,7 +31,7 @@ def main() -> int:
     from mirbad.up.bootstrap import database, steps
 
     logs.configure("bootstrap", console=False)
-    progress = Progress()
+    progress = ProgressDisplay()
     try:
         return 0 if steps.run(progress, report) else 1
     except CannotStart as error:
@@ -42,10 +42,10 @@ def main() -> int:
         progress.warn(database.sentence(error))
     except OSError as error:
         logging.getLogger("mirbad.up").exception("the bootstrap failed")
-        progress.warn(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}")
+        progress.warn(f"{error.filename or 'A file'} is not usable: {error.strerror or error}")
     except Exception:
         logging.getLogger("mirbad.up").exception("the bootstrap failed")
-        progress.warn(f"Mirbad has a fault: the bootstrap failed. See {settings().logs_dir / 'bootstrap.log'}")
+        progress.warn(f"Bootstrap failed (internal error). See {settings().logs_dir / 'bootstrap.log'}")
     return 1
 
 

@@ -1,42 +1,44 @@
-"""Commands of this machine's own agent, run as the processes they are: the master's code never imports them."""
+"""Commands of this machine's own agent, run as processes: the master's code never imports them."""
 
 import json
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from agent.common.files import write_text
 from mirbad.up import programs
 from mirbad.up.errors import CannotStart
-from mirbad.up.folder import write_private
+from mirbad.up.parent_death import scrub
 from mirbad.up.programs import Layout
-from mirbad.up.tether import scrub
 
 _SECONDS = 60
 
 
 def configure(layout: Layout) -> None:
-    """Write ``agent.json`` on the first run; later only its port follows the setting, all else is the owner's."""
+    """Write ``agent.json`` on the first run; later change only its port, all else is the owner's."""
     path = layout.agent_config
+    image = layout.settings.engine_image
     wanted: dict[str, Any] = {
         "state_dir": str(layout.agent_state.relative_to(path.parent)),
-        "models_root": str(layout.models_root.relative_to(path.parent)),
+        "models_root": "models",
         "bind": "127.0.0.1",
         "port": layout.settings.agent_port,
-        "allow_tag_pulls": True,
+        "allow_tag_pulls": False,
+        "approved_images": [image] if "@" in image else [],
     }
     try:
         present = json.loads(path.read_text())
     except FileNotFoundError:
         present = {}
     except ValueError as error:
-        raise CannotStart(f"{path} is not valid JSON ({error}). Mend it, or remove it to have it made anew.") from error
+        raise CannotStart(f"{path} is not valid JSON ({error}). Fix it, or remove it to create it again.") from error
     changed = {**wanted, **present, "port": layout.settings.agent_port}
     if changed != present:
-        write_private(path, json.dumps(changed, indent=2) + "\n")
+        write_text(path, json.dumps(changed, indent=2) + "\n")
 
 
 def status(layout: Layout, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What ``mirbad-agent status --json`` says of this machine's agent. Raises CannotStart."""
+    """Return the output of ``mirbad-agent status --json`` for this machine's agent. Raises CannotStart."""
     if not layout.agent_joined:
         return {"joined": False}
     answer: dict[str, Any] = json.loads(_run(layout, environ, "status", "--json"))
@@ -44,7 +46,7 @@ def status(layout: Layout, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def join(layout: Layout, environ: Mapping[str, str], token: str, *arguments: str) -> None:
-    """Enroll this machine with `token`, which goes by environment alone. Raises CannotStart with the agent's words."""
+    """Enroll this machine with `token`, passed by environment alone. Raises CannotStart with the agent's error."""
     port = str(layout.settings.agent_port)
     _run(layout, {**environ, "MIRBAD_JOIN_TOKEN": token}, "join", "--address", "127.0.0.1", "--port", port, *arguments)
 
@@ -63,5 +65,5 @@ def _run(layout: Layout, environ: Mapping[str, str], *arguments: str) -> str:
     )
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise CannotStart(f"The agent of this machine said at `{arguments[0]}`: {words}")
+        raise CannotStart(f"This machine's agent failed at `{arguments[0]}`: {words}")
     return done.stdout

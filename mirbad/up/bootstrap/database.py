@@ -1,4 +1,4 @@
-"""The database brought to this version, with what every master has in it."""
+"""Migration of the database, and the rows that every master has."""
 
 from django.db import OperationalError, connection
 from django.db.migrations.executor import MigrationExecutor
@@ -6,12 +6,12 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from mirbad.kernel.conf import settings
 from mirbad.up.errors import CannotStart
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 
 
-def migrate(progress: Progress) -> int:
-    """Apply what is missing; the number of migrations applied. Raises CannotStart."""
-    progress.now("looking at the database")
+def migrate(progress: ProgressDisplay) -> int:
+    """Apply missing migrations and return their number. Raises CannotStart."""
+    progress.now("checking the database")
     try:
         executor = MigrationExecutor(connection)
         _require_known(executor)
@@ -19,7 +19,7 @@ def migrate(progress: Progress) -> int:
         if plan:
             from django.core.management import call_command
 
-            progress.now(f"bringing the database up to date ({len(plan)} migrations)")
+            progress.now(f"migrating the database ({len(plan)} migrations)")
             call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as error:
         raise CannotStart(sentence(error)) from error
@@ -34,14 +34,14 @@ def _require_known(executor: MigrationExecutor) -> None:
     )
     if unknown:
         raise CannotStart(
-            f"The data was written by a newer Mirbad (it knows {unknown[-1]}). "
-            "Start that version, or use a copy of older data."
+            f"The data was written by a newer Mirbad (migration {unknown[-1]}). "
+            "Start that version, or restore older data."
         )
 
 
 def sentence(error: OperationalError) -> str:
-    """Why the database cannot be used, in its own words."""
+    """Return the reason why the database cannot be used, in its own words."""
     words = " ".join(str(error).split())
     if settings().database_url:
-        return f"The database of DATABASE_URL cannot be used: {words}"
-    return f"The database {settings().data / 'mirbad.sqlite3'} cannot be used: {words}"
+        return f"The database of DATABASE_URL is not usable: {words}"
+    return f"The database {settings().data / 'mirbad.sqlite3'} is not usable: {words}"

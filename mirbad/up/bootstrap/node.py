@@ -1,4 +1,4 @@
-"""The machine itself as a node of its own master, by the protocol of every other node.
+"""The master's machine as a node of its own, by the protocol of every other node.
 
 Only the approval is automatic: the fingerprint comes from the agent's own state on this very machine, so no person has
 to compare it.
@@ -6,39 +6,40 @@ to compare it.
 
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from jobs.loops import takeover
+from jobs.loops import configured_takeover
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 from mirbad.up.bootstrap import agentcall, waiting
 from mirbad.up.errors import CannotStart
 from mirbad.up.programs import Layout
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 from nodes import fencing, queries, registry
-from nodes.enrollment import tokens
+from nodes.enrollment import join_command, tokens
 from nodes.models import JoinToken, Node
 from nodes.states import APPROVED, PENDING, RE_PAIR, REVOKED
 
-_ENROLL_SECONDS = 60.0
-_ONLINE_SECONDS = 60.0
+_ENROLL_SECONDS = 180.0
+_ONLINE_SECONDS = 180.0
 
 
 class OwnNode:
     """The steps for the node `MIRBAD_BOOTSTRAP_NODE`."""
 
-    def __init__(self, layout: Layout, environ: Mapping[str, str], progress: Progress) -> None:
+    def __init__(self, layout: Layout, environ: Mapping[str, str], progress: ProgressDisplay) -> None:
         self._layout = layout
         self._environ = environ
         self._progress = progress
         self._id = settings().bootstrap_node
 
     def ensure(self, report: Callable[[str], None]) -> bool:
-        """Join and approve as far as it has not happened yet. False when an operator has revoked the node."""
+        """Join and approve as far as needed. False when an operator has revoked the node."""
         agentcall.configure(self._layout)
         node = Node.objects.filter(pk=self._id).first()
         if node is not None and node.lifecycle == REVOKED:
-            self._progress.note(f"Node {self._id} is revoked: this machine runs no models. Other nodes do.")
+            self._progress.note(f"Node {self._id} is revoked. This machine runs no models; other nodes do.")
             return False
         identity = agentcall.status(self._layout, self._environ)
         if not _belongs(identity, node) or _is_to_be_re_paired(node):
@@ -51,7 +52,7 @@ class OwnNode:
         return True
 
     def wait_until_online(self) -> None:
-        """Until the watcher sees the node. Raises CannotStart with the node's own reasons."""
+        """Wait until the node is online. Raises CannotStart with the node's own reasons."""
         waiting.until(
             self._progress, self._why_not_online, seconds=_ONLINE_SECONDS, failure=f"Node {self._id} is not online"
         )
@@ -66,7 +67,7 @@ class OwnNode:
         again = node is not None and node.lifecycle == APPROVED
         purpose = JoinToken.REKEY if again else JoinToken.BOOTSTRAP
         made = tokens.create(self._id, actor=CONFIG, purpose=purpose)
-        arguments = ["--enroll-url", f"https://127.0.0.1:{settings().enroll_port}", "--ca-hash", made.ca_hash]
+        arguments = ["--enroll-url", join_command.own_enroll_url(), "--ca-hash", made.ca_hash]
         arguments += ["--node-id", self._id]
         if again and node is not None:
             arguments += ["--rekey", "--node-uid", str(node.uid)]
@@ -80,24 +81,26 @@ class OwnNode:
         self._progress.done(f"Node {self._id} is approved (key {pin[:16]}…)")
 
     def _why_no_listener(self) -> str:
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings().bind, settings().bind)  # noqa: S104  compared
+        host, port = settings().local_host, settings().enroll_port
         try:
-            socket.create_connection((address, settings().enroll_port), timeout=1).close()
-        except OSError:
-            return "waiting for the enroll listener"
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError as error:
+            return f"waiting for the enroll listener on {host}, port {port} ({error.strerror or error})"
         return ""
+
+    @staticmethod
+    def _flag() -> Path:
+        return settings().data / configured_takeover.FLAG
 
     def _why_not_online(self) -> str:
         node = Node.objects.get(pk=self._id)
         if node.lifecycle == REVOKED:
             raise CannotStart(f"Node {self._id} was revoked meanwhile.")
-        if fencing.is_fenced() and not takeover.is_coming():
-            raise CannotStart(
-                f"This master commands no node: {fencing.fenced_reason()} Then log in and take over, "
-                f"or: touch {settings().data / takeover.FLAG}"
-            )
+        if fencing.is_fenced() and not configured_takeover.is_coming():
+            how = "log in as an owner" if fencing.stands_down() else f"log in, or run: touch {self._flag()}"
+            raise CannotStart(f"This master commands no node: {fencing.fenced_reason()} To take over, {how}")
         if node.last_seen_at is None or node.last_seen_at.timestamp() < self._progress.started:
-            return f"waiting for node {self._id}: not seen yet"  # what is stored may be of the last run
+            return f"waiting for node {self._id}: no status yet"  # the stored status may be of the last run
         shown = queries.shown_state(node, list(node.conditions.all()))
         if shown.name in {"Online", "Degraded"}:
             return ""
@@ -109,7 +112,7 @@ def _belongs(identity: Mapping[str, Any], node: Node | None) -> bool:
 
 
 def _is_to_be_re_paired(node: Node | None) -> bool:
-    """Whether the CA was replaced, so that the agent on this machine knows a master that is no more."""
+    """Return whether the CA was replaced, so that the agent on this machine knows a former master."""
     return node is not None and node.conditions.filter(code=RE_PAIR).exists()
 
 

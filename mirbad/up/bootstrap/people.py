@@ -1,36 +1,42 @@
-"""The admin's account and the first API key: what a person needs to use Mirbad at all."""
+"""The admin's account and the first API key: the minimum to use Mirbad."""
 
 import hashlib
 from pathlib import Path
 
 from django.db import transaction
 
-from mirbad.accounts.people import ensure_admin
+from agent.common.files import write_text
+from mirbad.accounts.people import set_admin
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
-from mirbad.up.folder import write_private
 
 FIRST_KEY_NAME = "first key"
 
 
 def password_path() -> Path:
-    """Where the admin's password lies when Mirbad made it."""
+    """The file of the admin's password when Mirbad created it."""
     return settings().secrets_dir / "admin-password"
 
 
 def key_path() -> Path:
-    """Where the first API key lies."""
+    """The file of the first API key."""
     return settings().secrets_dir / "api-key"
 
 
 def ensure_password() -> None:
-    """Give the admin the password that is set, else the stored one. A set but empty one disables log-in."""
+    """Give the admin the configured password, else the stored one. A set but empty one disables log-in.
+
+    Raises WeakPassword.
+    """
     given = settings().admin_password
-    ensure_admin(password_path().read_text().strip() if given is None else given)
+    if given is None:
+        set_admin(password_path().read_text().strip(), str(password_path()))
+    else:
+        set_admin(given, "MIRBAD_ADMIN_PASSWORD")
 
 
 def ensure_first_key() -> str | None:
-    """The first API key, made once. None when there is no usable one, because somebody revoked it on purpose."""
+    """Return the first API key, created once. None when it was revoked on purpose."""
     from models_app import keys
     from models_app.models import ApiKey
 
@@ -43,5 +49,5 @@ def ensure_first_key() -> str | None:
     with transaction.atomic():
         # the file first: a crash in between leaves a file without a row, which the next run replaces
         _, secret = keys.create(FIRST_KEY_NAME, actor=CONFIG)
-        write_private(path, secret + "\n")
+        write_text(path, secret + "\n")
     return secret

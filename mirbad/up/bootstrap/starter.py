@@ -1,4 +1,4 @@
-"""The starter model: a small real one, so that a fresh machine ends with an answer and not with an empty list."""
+"""The starter model: a small real one, so that a fresh machine ends with an answer instead of an empty list."""
 
 import importlib.util
 import time
@@ -6,18 +6,18 @@ from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 
-from jobs import requests
+from agent.common.files import write_text
 from jobs.loops import resume
 from jobs.models import Operation
+from jobs.requests import model_runs
 from jobs.states import FAILED as OPERATION_FAILED
 from jobs.states import OPEN
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
-from mirbad.up.bootstrap import visitor, waiting
+from mirbad.up.bootstrap import smoke_test, waiting
 from mirbad.up.errors import CannotStart
-from mirbad.up.folder import write_private
 from mirbad.up.programs import Layout
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 from models_app import registry
 from models_app.models import ModelDefinition, Placement
 from models_app.queries import grouped
@@ -34,80 +34,94 @@ _QUESTION = "Say hello in one short sentence."
 class StarterModel:
     """The steps for the model `MIRBAD_STARTER_MODEL`."""
 
-    def __init__(self, layout: Layout, progress: Progress) -> None:
+    def __init__(self, layout: Layout, progress: ProgressDisplay) -> None:
         self._layout = layout
         self._progress = progress
         self._id = settings().starter_model
         self._resumed = False
 
     def ensure(self) -> bool:
-        """Define, place and start the model, once in the life of the data folder. False when it shall not run."""
-        marker = self._layout.settings.data / "run" / f"starter-{self._id}"
+        """Define, place and start the model, once in the life of the data folder. False when it must not run."""
+        marker = self._marker()
         placement = self._placement()
-        if not marker.exists():
+        if not marker.exists() and not Operation.objects.filter(model_id_text=self._id).exists():
             if placement is None:
                 self._define()
-                placement = self._placed()
-            # what an operator does with it from here on is theirs: deleted or stopped, it stays so
-            requests.start(self._id, CONFIG)
-            write_private(marker, "made\n")
+            else:
+                self._link()
+            # from here on the model is the operator's: deleted or stopped, it stays so
+            model_runs.start(self._id, CONFIG)
+            write_text(marker, "made\n")
             return True
+        if not marker.exists():  # a snapshot of an earlier version has no marker
+            write_text(marker, "made\n")
         if placement is None:
-            self._progress.note(f"The starter model {self._id} is not placed; that is left as it is.")
+            self._progress.note(f"The starter model {self._id} is not placed; leaving it so.")
             return False
         self._link()
         if placement.desired != RUNNING:
-            self._progress.note(f"The starter model {self._id} is stopped; that is left as it is.")
+            self._progress.note(f"The starter model {self._id} is stopped; leaving it so.")
             return False
         return True
 
+    def _marker(self) -> Path:
+        """Return the file that exists once the model was made. It is part of a snapshot; it was in ``run`` before."""
+        data = self._layout.settings.data
+        marker, former = data / "bootstrap" / f"starter-{self._id}", data / "run" / f"starter-{self._id}"
+        marker.parent.mkdir(mode=0o700, exist_ok=True)
+        if former.exists() and not marker.exists():
+            former.rename(marker)
+        return marker
+
     def wait_until_ready(self) -> None:
-        """Until the engine serves, showing stages meanwhile. Raises CannotStart with the engine's last words."""
+        """Wait until the engine serves, showing its stages. Raises CannotStart with the engine's last lines."""
         waiting.until(
             self._progress, self._why_not_ready, seconds=_READY_SECONDS, failure=f"Model {self._id} is not ready"
         )
         view = self._placed().observed_view
         adopted = _moment(view.get("startedAt")) < self._progress.started
-        self._progress.done(f"Model {self._id} {'still runs and was adopted' if adopted else 'is ready'}")
+        self._progress.done(f"Model {self._id} {'is still running and was adopted' if adopted else 'is ready'}")
 
     def _placement(self) -> Placement | None:
-        """Where it stands; of several replicas the first."""
+        """Return the model's placement; of several replicas the first."""
         replicas = grouped(Placement.objects.filter(model_id=self._id))
         return replicas[0].head if replicas else None
 
     def _placed(self) -> Placement:
         if (placement := self._placement()) is None:
-            raise CannotStart(f"Model {self._id} was taken off its node meanwhile. Run make up again.")
+            raise CannotStart(f"Model {self._id} was unplaced meanwhile. Run make up again.")
         return placement
 
     def first_words(self, key: str) -> str:
-        """A short real answer through ``/v1``; the moment of its first token is shown. Raises CannotStart."""
+        """Return a short real completion from ``/v1``; the time of its first token is shown. Raises CannotStart."""
         deadline = time.monotonic() + _ROUTED_SECONDS
         while True:
             try:
                 return self._ask(key)
-            except (visitor.Refused, OSError) as error:
-                # the web process may still be starting, and learns of a ready model a moment after the database
-                transient = not isinstance(error, visitor.Refused) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
+            except (smoke_test.RequestRefused, OSError) as error:
+                # the web process may still be starting, and observes a ready model a moment after the database
+                transient = (
+                    not isinstance(error, smoke_test.RequestRefused) or error.status == HTTPStatus.SERVICE_UNAVAILABLE
+                )
                 if not transient or time.monotonic() > deadline:
-                    raise CannotStart(f"/v1 gave no answer of {self._id}: {error}") from error
-                self._progress.now(f"asking {self._id} ({error})")
+                    raise CannotStart(f"/v1 gave no completion from {self._id}: {error}") from error
+                self._progress.now(f"waiting for /v1 to serve {self._id} ({error})")
                 time.sleep(waiting.POLL_SECONDS)
 
     def _ask(self, key: str) -> str:
         words: list[str] = []
-        for text in visitor.stream_chat(self._id, key, _QUESTION, _TOKEN_SECONDS):
+        for text in smoke_test.stream_chat(self._id, key, _QUESTION, _TOKEN_SECONDS):
             if not words:
                 self._progress.done("First token streamed through /v1")
             words.append(text)
         if not words:
-            raise CannotStart(f"/v1 gave an empty answer of {self._id}.")
+            raise CannotStart(f"/v1 gave an empty completion from {self._id}.")
         return "".join(words).strip()
 
     def _define(self) -> None:
         model_file = self._link()
         if ModelDefinition.objects.filter(pk=self._id).exists():
-            raise CannotStart(f"Model {self._id} exists but is not placed; place it, or set MIRBAD_STARTER_MODEL=none.")
+            raise CannotStart(f"Model {self._id} exists but is not placed. Place it, or set MIRBAD_STARTER_MODEL=none.")
         registry.create(
             ModelInput(
                 id=self._id,
@@ -124,7 +138,9 @@ class StarterModel:
         self._progress.done(f"Model {self._id} is defined and placed on {settings().bootstrap_node}")
 
     def _link(self) -> Path:
-        """The model's file as a folder below the agent's models root. It is a link: the package may move with .venv."""
+        """Return the model's file as a folder below the agent's models root: a link, since the package may move with
+        .venv.
+        """
         found = importlib.util.find_spec(_PACKAGE)
         files = sorted(Path(str(found.origin)).parent.glob("*.gguf")) if found and found.origin else []
         if not files:
@@ -133,7 +149,7 @@ class StarterModel:
                 "Run make up again, or set MIRBAD_STARTER_MODEL=none."
             )
         folder = self._layout.models_root / self._id
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         link = folder / files[0].name
         if not link.exists() or link.resolve() != files[0].resolve():
             link.unlink(missing_ok=True)
@@ -150,9 +166,9 @@ class StarterModel:
         operation = Operation.objects.filter(model_id_text=self._id).order_by("-id").first()
         if operation is None or (operation.outcome != OPEN and not self._failed_now(operation)):
             if placement.observed == FAILED and fresh:
-                reason = placement.observed_view.get("reason") or "no reason was given"
-                raise CannotStart(f"Model {self._id} failed: {reason} Look at its page, and start it there.")
-            return f"model {self._id}: {placement.observed if fresh else 'not seen yet'}"
+                reason = placement.observed_view.get("reason") or "no reason given"
+                raise CannotStart(f"Model {self._id} failed: {reason} See its page, and start it there.")
+            return f"model {self._id}: {placement.observed if fresh else 'no status yet'}"
         if operation.outcome == OPERATION_FAILED:
             raise CannotStart(_failure(self._id, operation))
         event = operation.events.order_by("-id").first()
@@ -164,9 +180,9 @@ class StarterModel:
             self._resumed = True
             resume.resume_once()
         elif placement.observed == FAILED:
-            # nothing starts a failed model by itself, but a person asked for it just now; once, so it is no loop
+            # nothing restarts a failed model automatically, but a person requested it just now; once, so it is no loop
             self._resumed = True
-            requests.start(self._id, CONFIG)
+            model_runs.start(self._id, CONFIG)
 
     def _failed_now(self, operation: Operation) -> bool:
         ended = operation.finished_at
@@ -182,6 +198,4 @@ def _moment(text: str | None) -> float:
 def _failure(model_id: str, operation: Operation) -> str:
     error = operation.error
     lines = "".join(f"\n            {line}" for line in error.get("lines", [])[-8:])
-    return (
-        f"Model {model_id} did not start: {error.get('detail', 'no reason was given')} ({error.get('code', '')}){lines}"
-    )
+    return f"Model {model_id} did not start: {error.get('detail', 'no reason given')} ({error.get('code', '')}){lines}"

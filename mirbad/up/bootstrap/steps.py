@@ -1,65 +1,65 @@
-"""The order of the bootstrap, and what a person reads at its end."""
+"""The order of the bootstrap, and the summary at its end."""
 
 import json
 import os
 import shlex
 from collections.abc import Callable
 
-from jobs.loops import resume, takeover
+from jobs.loops import configured_takeover, resume
 from mirbad import checks
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
-from mirbad.up.bootstrap import database, people, visitor, waiting
+from mirbad.up.bootstrap import database, people, smoke_test, waiting
 from mirbad.up.bootstrap.node import OwnNode
 from mirbad.up.bootstrap.starter import StarterModel
 from mirbad.up.errors import CannotStart
 from mirbad.up.programs import Layout
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 from mirbad.up.session import web_url
 from nodes.pki import authority, store
 
 _SERVICES_SECONDS = 90.0
 
 
-def run(progress: Progress, report: Callable[[str], None]) -> bool:
-    """Do everything that is not done yet; False when something failed after the services were up (it was said)."""
+def run(progress: ProgressDisplay, report: Callable[[str], None]) -> bool:
+    """Do all missing steps; False when something failed after the services were up (it was printed)."""
     layout = Layout(settings(), folder.runtime_dir(settings().data))
     environ = dict(os.environ)
     key = _prepare(progress)
     report("prepared")
-    whole = True
+    words, problem, lacks_node = None, "", True
     try:
         node = OwnNode(layout, environ, progress)
-        if node.ensure(report):
+        serves = node.ensure(report)
+        if serves:
             node.wait_until_online()
-            words = _serve_starter(layout, progress, key)
-        else:
-            words = None
+        lacks_node = False
+        words = _serve_starter(layout, progress, key) if serves else None
     except (CannotStart, MirbadError) as error:
-        # the master itself is up: a person can log in and see to it
-        progress.warn(str(error))
-        words, whole = None, False
-    _wait_for_services(progress)
-    progress.plain(farewell(key, words))
-    return whole
+        # the master itself is up: a person can log in and fix it
+        problem = str(error)
+        progress.warn(problem)
+    _wait_for_services(progress, "The pages can be opened" if lacks_node else "All services are ready")
+    progress.plain(summary(key, words, problem if lacks_node else ""))
+    return not problem
 
 
-def _prepare(progress: Progress) -> str | None:
+def _prepare(progress: ProgressDisplay) -> str | None:
     for doubt in checks.environment():
         progress.warn(f"{doubt.msg} {doubt.hint}")
     applied = database.migrate(progress)
-    # opened here, so that another secret key is said before processes fail of it
+    # opened here, so that another secret key is reported before processes fail because of it
     store.client_identity(authority.ensure())
     people.ensure_password()
     key = people.ensure_first_key()
     resume.autostart()
-    takeover.at_start()
+    configured_takeover.at_start()
     progress.done(f"Database ready{f' ({applied} migrations applied)' if applied else ''}")
     return key
 
 
-def _serve_starter(layout: Layout, progress: Progress, key: str | None) -> str | None:
+def _serve_starter(layout: Layout, progress: ProgressDisplay, key: str | None) -> str | None:
     if settings().starter_model == "none":
         progress.note("No starter model (MIRBAD_STARTER_MODEL=none).")
         return None
@@ -68,35 +68,42 @@ def _serve_starter(layout: Layout, progress: Progress, key: str | None) -> str |
         return None
     starter.wait_until_ready()
     if key is None:
-        progress.note("The first API key is revoked, so /v1 is not tried.")
+        progress.note("The first API key is revoked, so /v1 is not tested.")
         return None
     return starter.first_words(key)
 
 
-def _wait_for_services(progress: Progress) -> None:
+def _wait_for_services(progress: ProgressDisplay, words: str) -> None:
     def why_not() -> str:
-        reasons = visitor.unready_reasons()
+        reasons = smoke_test.unready_reasons()
         return f"waiting for the services: {' '.join(reasons)}" if reasons else ""
 
     waiting.until(progress, why_not, seconds=_SERVICES_SECONDS, failure="The master is not ready")
-    progress.done("All services are ready")
+    progress.done(words)
 
 
-def farewell(key: str | None, words: str | None) -> str:
-    """Where everything is, and a line to paste. `words` is the answer that was streamed, None when there was none."""
+def summary(key: str | None, words: str | None, problem: str = "") -> str:
+    """Return the addresses, secrets and a command to paste.
+
+    `words` is the streamed completion, None when there was none; `problem` is why this machine's node is not there.
+    """
     url = web_url(settings())
-    password = people.password_path() if settings().admin_password is None else "as MIRBAD_ADMIN_PASSWORD says"
+    password = people.password_path() if settings().admin_password is None else "from MIRBAD_ADMIN_PASSWORD"
     lines = ["", f"  Mirbad is up       {url}"]
+    if problem:
+        lines = ["", f"  Not ready          Node {settings().bootstrap_node} of this machine is missing. {problem}"]
+        lines += ["  Next               fix this and run make up again; manage.py status shows the node"]
+        lines += [f"  Pages              {url}"]
     lines.append(
         "  Log-in             disabled (MIRBAD_ADMIN_PASSWORD is empty)"
         if settings().admin_password == ""
         else f"  Log in as admin    password: {password}"
     )
-    shown_key = people.key_path() if key else "revoked; make another: manage.py api-key create NAME"
+    shown_key = people.key_path() if key else "revoked; create another: manage.py api-key create NAME"
     lines.append(f"  First API key      {shown_key}")
     if words is not None:
         lines.append(f"  It answered        {words[:90]}")
-    if key and words is not None:  # it answered a moment ago, so the line works
+    if key and words is not None:  # the model answered a moment ago, so the command works
         chat = {"model": settings().starter_model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
         read = f"$(cat {shlex.quote(str(people.key_path()))})"
         lines += ["  Try it:", "", f'curl -N {url}/v1/chat/completions -H "Authorization: Bearer {read}" \\']

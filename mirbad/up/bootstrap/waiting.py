@@ -1,16 +1,16 @@
-"""Waiting for what other processes do, and showing it meanwhile."""
+"""Waiting for the work of other processes, and showing it meanwhile."""
 
 import time
 from collections.abc import Callable
 
 from mirbad.up.errors import CannotStart
-from mirbad.up.progress import Progress
+from mirbad.up.progress import ProgressDisplay
 
 POLL_SECONDS = 0.2
 
 
-def until(progress: Progress, look: Callable[[], str], *, seconds: float, failure: str) -> None:
-    """Call `look` until it returns an empty text; what it returns meanwhile is shown.
+def until(progress: ProgressDisplay, look: Callable[[], str], *, seconds: float, failure: str) -> None:
+    """Call `look` until it returns an empty text; texts meanwhile are shown.
 
     Raises CannotStart with `failure` and the last state when `seconds` have passed.
     """

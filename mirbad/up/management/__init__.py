@@ -1,1 +1,1 @@
-"""Commands of an operator's shell."""
+"""Commands for an operator's shell."""

@@ -10,5 +10,5 @@ _SYMBOL = re.compile(r'<symbol id="([a-z0-9-]+)"[^>]*>(.*?)</symbol>', re.DOTALL
 
 @cache
 def strokes() -> dict[str, str]:
-    """Name of an icon to its inner markup."""
+    """Return the inner markup of the icons by name."""
     return dict(_SYMBOL.findall(_SHEET.read_text()))

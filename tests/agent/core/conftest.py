@@ -20,9 +20,9 @@ from agent.wire.base import EPOCH_HEADER, INSTANCE_HEADER, OPERATION_HEADER
 from agent.wire.capability import Capabilities, MemoryModel
 from agent.wire.fence import Claim
 from agent.wire.status import GpuStatus, HostStatus
-from tests.agent.core.engines import RememberedEngines
 from tests.agent.core.fleet import Fleet, Leaf, server_name
 from tests.agent.core.listener import EnrollServer, enroll_server
+from tests.standins.engines import RememberedEngines
 
 FIRST_CLAIM = Claim(epoch=1, instance_id="master-one")
 
@@ -41,7 +41,7 @@ def launch_spec(**changes: Any) -> dict[str, Any]:
 
 
 def capabilities(**changes: Any) -> Capabilities:
-    """What a small machine without GPUs says."""
+    """Return the capabilities of a small machine without GPUs."""
     values: dict[str, Any] = {
         "os": "linux",
         "arch": "x86_64",
@@ -62,7 +62,7 @@ def capabilities(**changes: Any) -> Capabilities:
 
 @dataclass
 class Machine:
-    """What the probes say; change it while the agent runs."""
+    """The values of the probes; tests change them while the agent runs."""
 
     host: HostStatus | Exception = field(default_factory=lambda: HostStatus(memory_total_bytes=8 << 30))
     gpus: tuple[GpuStatus, ...] | Exception = ()

@@ -8,7 +8,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.identity import Identity, fleet_id, key_to_pem, new_key, spki_of
+from agent.common.keys import key_to_pem, new_key, spki_of
+from agent.identity import Identity, fleet_id
 from agent.wire.base import node_server_name
 from agent.wire.enroll import MasterSpki
 from nodes.pki import certs

@@ -55,7 +55,7 @@ class EnrollServer:
         self._thread.join(5)
 
     def enroll(self, body: dict[str, Any]) -> Answer:
-        """What a master answers: only the public key of the request is used."""
+        """Respond as a master does: only the public key of the request is used."""
         request = x509.load_pem_x509_csr(body["csrPem"].encode())
         key = request.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agent.common.strict_json import MAX_DEPTH
 from agent.errors import AgentError
-from agent.server.body import MAX_DEPTH, parse_message, parse_object
+from agent.server.body import parse_message, parse_object
 from agent.wire.errors import AgentCode
 from agent.wire.fence import Claim
 from agent.wire.instances import LaunchSpec, StopRequest
@@ -121,7 +122,7 @@ def test_any_object_is_a_message_or_refused(model: Any, extra: dict[str, Any], d
         assert isinstance(message, model)
         return
     assert refused.code is AgentCode.INVALID_REQUEST
-    json.dumps(refused.to_refusal().to_wire())
+    json.dumps(refused.to_body().to_wire())
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", math.nan, math.inf, -1, 601, "x", None])

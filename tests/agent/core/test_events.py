@@ -1,4 +1,4 @@
-"""What listeners are told, in which order, and what becomes of slow ones."""
+"""Event streams: content, order, and slow subscribers."""
 
 import asyncio
 import json
@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from agent.server import events, handlers, serve
-from agent.server.events import Hub, Listener
+from agent.server.events import EventBroadcaster, Subscriber
 from agent.server.seq import BLOCK, Sequence
 from agent.wire.instances import InstanceState, InstanceView
 from agent.wire.status import Event, HostStatus
 from tests.agent.core.conftest import Agent, Master, capabilities, launch_spec
 from tests.agent.core.fleet import server_name
+from tests.waiting import pause
 
 pytestmark = pytest.mark.unit
 
@@ -89,11 +90,13 @@ async def test_a_status_comes_by_itself_every_few_seconds(
         first = await _line(stream)
         agent.machine.host = HostStatus(memory_available_bytes=42)
         monkeypatch.setattr("agent.server.status.TELEMETRY_FRESH_SECONDS", 0.0)
-        while True:
-            later = await _next(stream, "status")
-            assert later.seq > first.seq
+        later = first
+        for _ in range(100):
+            later, before = await _next(stream, "status"), later
+            assert later.seq > before.seq
             if later.status and later.status.host.memory_available_bytes == 42:
                 break
+        assert later.status.host.memory_available_bytes == 42
 
 
 async def test_numbers_grow_over_restarts_of_the_agent(start_agent: Callable[[], Awaitable[Agent]]) -> None:
@@ -115,7 +118,7 @@ async def test_the_stream_ends_when_the_agent_does(agent: Agent, master: Master)
 
 
 async def test_one_stream_too_many_ends_the_oldest(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", 2)
+    monkeypatch.setattr(events, "MAX_SUBSCRIBERS", 2)
     async with master.events() as one, master.events() as two, master.events() as three:
         await _line(two)
         await _line(three)
@@ -135,12 +138,12 @@ async def test_a_listener_that_does_not_read_costs_no_memory_and_is_told_all_whe
     )
     writer.write(b"GET /agent/v1/events HTTP/1.1\r\nHost: agent\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
-    hub = agent.server.hub
-    listener: Listener = hub._listeners[0]
+    broadcaster = agent.server.events
+    subscriber: Subscriber = broadcaster._subscribers[0]
     long = InstanceView.model_validate({**agent.engines.view("a").to_wire(), "lastLines": ["x" * 1000] * 5})
     for number in range(10_000):
         agent.engines.put(long.model_copy(update={"generation": number}))
-        assert listener.queued <= events.QUEUED_EVENTS
+        assert subscriber.queued <= events.QUEUED_EVENTS
         if number % 100 == 0:
             await asyncio.sleep(0)
     seen: list[dict[str, Any]] = []
@@ -170,11 +173,11 @@ async def test_a_change_told_from_a_thread_arrives(agent: Agent, master: Master)
 
 
 async def test_a_stale_listener_is_told_nothing_before_a_status(tmp_path: Path) -> None:
-    hub = Hub(Sequence(tmp_path, "boot"))
-    listener = hub.listen()
-    listener.offer(Event(kind="instance", boot_id="boot", seq=1))
-    assert listener.take() == []
-    assert listener.stale
+    broadcaster = EventBroadcaster(Sequence(tmp_path, "boot"))
+    subscriber = broadcaster.listen()
+    subscriber.offer(Event(kind="instance", boot_id="boot", seq=1))
+    assert subscriber.take() == []
+    assert subscriber.stale
 
 
 def test_a_number_is_never_given_twice_in_one_boot(tmp_path: Path) -> None:
@@ -198,12 +201,10 @@ def test_a_block_is_written_once_for_many_numbers(tmp_path: Path, monkeypatch: p
 
 
 def test_numbers_grow_even_when_the_state_folder_was_lost(tmp_path: Path) -> None:
-    import time
-
     first = Sequence(tmp_path / "a", "boot-1")
     (tmp_path / "a").mkdir()
     before = first.next()
-    time.sleep(0.01)
+    pause(0.01)
     (tmp_path / "b").mkdir()
     assert Sequence(tmp_path / "b", "boot-1").next() > before
 
@@ -247,6 +248,8 @@ async def test_a_probe_that_fails_leaves_unknowns_and_a_warning(
     assert reply.status == 200
     assert reply.body["host"]["memoryTotalBytes"] is None
     assert any("host telemetry" in warning for warning in reply.body["warnings"])
+    assert "telemetry_unreadable" in reply.body["warningCodes"]
+    assert len(reply.body["warningCodes"]) == len(reply.body["warnings"])
     assert "Driver/library version mismatch" in caplog.text
 
 
@@ -257,7 +260,7 @@ async def test_a_probe_that_hangs_does_not_hang_the_status(
     monkeypatch.setattr("agent.server.status.TELEMETRY_SECONDS", 0.1)
 
     async def hang() -> Any:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(agent.server.reporter, "_probes", agent.machine.probes().__class__(hang, hang, hang))
     reply = await asyncio.wait_for(master.get("/status"), 5)

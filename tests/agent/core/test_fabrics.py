@@ -1,4 +1,4 @@
-"""What the owner of a machine states of its fabrics, and what is refused of it in words."""
+"""Fabrics in agent.json: valid declarations, and refusals with a sentence."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from agent import fabrics
 from agent.cli import main
-from agent.config import BadConfig, read_config
+from agent.config import BadAgentConfig, read_config
 from agent.telemetry import fabrics as told
 
 pytestmark = pytest.mark.unit
@@ -50,15 +50,15 @@ def test_two_adapters_are_taken_by_default_when_there_are_just_two_to_take(sysfs
 
 def test_nothing_is_guessed(sysfs: Path, tmp_path: Path) -> None:
     text = refused(sysfs, "ib-b")
-    assert "4 could be meant: mlx5_0, mlx5_1, mlx5_2, mlx5_3" in text
+    assert "this machine has 4: mlx5_0, mlx5_1, mlx5_2, mlx5_3" in text
     assert "ib-b:mlx5_0,mlx5_1" in text
-    assert "No InfiniBand adapter is left" in refused(machine(tmp_path / "none"), "ib-b")
-    assert "1 could be meant" in refused(machine(tmp_path / "one", "mlx5_0"), "ib-b")
+    assert "No InfiniBand adapter is free" in refused(machine(tmp_path / "none"), "ib-b")
+    assert "this machine has 1:" in refused(machine(tmp_path / "one", "mlx5_0"), "ib-b")
 
 
 def test_one_adapter_in_two_fabrics_is_refused(sysfs: Path) -> None:
     text = refused(sysfs, "ib-a:mlx5_0,mlx5_1", "ib-b:mlx5_1,mlx5_2")
-    assert "mlx5_1 is listed under two fabrics, ib-a and ib-b" in text
+    assert "mlx5_1 is listed for two fabrics, ib-a and ib-b" in text
     assert "hang" in text
     assert "twice" in refused(sysfs, "ib-a:mlx5_0,mlx5_0")
 
@@ -67,11 +67,11 @@ def test_one_adapter_in_two_fabrics_is_refused(sysfs: Path) -> None:
     ("statement", "said"),
     [
         ("ib-b:mlx5_9", "mlx5_9 of the fabric ib-b is not on this machine"),
-        ("IB B", "cannot name a fabric"),
-        ("", "cannot name a fabric"),
-        ("ib-b:", "cannot name an adapter"),
-        ("ib-b:mlx5_0,,mlx5_1", "cannot name an adapter"),
-        ("ib-b:../mlx5_0", "cannot name an adapter"),
+        ("IB B", "not a valid fabric name"),
+        ("", "not a valid fabric name"),
+        ("ib-b:", "not a valid adapter name"),
+        ("ib-b:mlx5_0,,mlx5_1", "not a valid adapter name"),
+        ("ib-b:../mlx5_0", "not a valid adapter name"),
     ],
 )
 def test_statements_that_cannot_be_are_refused_in_words(sysfs: Path, statement: str, said: str) -> None:
@@ -79,16 +79,16 @@ def test_statements_that_cannot_be_are_refused_in_words(sysfs: Path, statement: 
 
 
 def test_a_fabric_is_stated_once(sysfs: Path) -> None:
-    assert "stated twice" in refused(sysfs, "ib-b:mlx5_0", "ib-b:mlx5_1")
+    assert "declared twice" in refused(sysfs, "ib-b:mlx5_0", "ib-b:mlx5_1")
 
 
 def test_the_configuration_is_read_with_the_same_rules(tmp_path: Path) -> None:
     path = tmp_path / "agent.json"
     path.write_text('{"fabrics": ["ib-a:mlx5_0", "ib-b:mlx5_0"]}')
-    with pytest.raises(BadConfig, match="two fabrics, ib-a and ib-b"):
+    with pytest.raises(BadAgentConfig, match="two fabrics, ib-a and ib-b"):
         read_config(path)
     path.write_text('{"rendezvous_ports": [200, 100]}')
-    with pytest.raises(BadConfig, match="rendezvous_ports"):
+    with pytest.raises(BadAgentConfig, match="rendezvous_ports"):
         read_config(path)
 
 
@@ -108,7 +108,7 @@ def test_an_adapter_that_is_gone_or_down_is_a_problem_of_its_fabric_alone(sysfs:
     stated = ("ib-a:mlx5_0,mlx5_1", "ib-b:mlx5_2,mlx5_3")
     first, second = told.capabilities(stated, tmp_path, sysfs)
     assert first.problem is None
-    assert "mlx5_2 of the fabric ib-b is not up (1: DOWN)" in (second.problem or "")
+    assert "mlx5_2 of the fabric ib-b is down (1: DOWN)" in (second.problem or "")
     assert told.warnings(stated, tmp_path, sysfs) == (second.problem,)
     gone, there = told.capabilities(("ib-a:mlx5_8", "ib-b:mlx5_3"), tmp_path, sysfs)
     assert ("not on this machine" in (gone.problem or ""), there.problem) == (True, None)

@@ -1,4 +1,4 @@
-"""Which master is obeyed: over real TLS, over restarts, and under races."""
+"""Fencing over real TLS, across restarts, and under races."""
 
 import asyncio
 import json
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from agent.errors import AgentError
 from agent.fence import BrokenFence, Fence
 from agent.wire.errors import AgentCode
-from agent.wire.fence import Claim
+from agent.wire.fence import MAX_EPOCH, Claim
 from tests.agent.core.conftest import Agent, Master, launch_spec
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +45,24 @@ async def test_a_lower_epoch_is_stale_and_an_equal_one_of_another_master_compete
     competing = await master.claim(Claim(epoch=5, instance_id="master-two"))
     assert (competing.status, competing.body["code"]) == (409, "competing_master")
     assert (await master.claim(Claim(epoch=6, instance_id="master-two"))).status == 200
+
+
+@pytest.mark.parametrize("epoch", [MAX_EPOCH + 1, 2**63 - 1, 2**63, 10**30, 0, -1, "1.5", "x", ""])
+async def test_an_epoch_out_of_range_is_never_stored(master: Master, agent: Agent, epoch: object) -> None:
+    odd = Claim.model_construct(epoch=epoch, instance_id="master-one")
+    reply = await master.change("PUT", "/instances/a", launch_spec(), claim=odd)
+    assert (reply.status, reply.body["code"]) == (400, "invalid_request")
+    assert (await master.get("/info")).body["heldClaim"]["epoch"] == 1
+    assert agent.engines.launches == []
+
+
+def test_a_fence_with_an_epoch_out_of_range_is_named_at_start(tmp_path: Path) -> None:
+    for epoch in (MAX_EPOCH + 1, 2**63 - 1, 0):
+        (tmp_path / "fence.json").write_text(json.dumps({"nodeUid": UID, "epoch": epoch, "instanceId": "master-one"}))
+        with pytest.raises(BrokenFence, match="Restore the file"):
+            Fence(tmp_path, UID)
+    (tmp_path / "fence.json").write_text(json.dumps({"nodeUid": UID, "epoch": MAX_EPOCH, "instanceId": "master-one"}))
+    assert Fence(tmp_path, UID).held == Claim(epoch=MAX_EPOCH, instance_id="master-one")
 
 
 async def test_a_refused_claim_changes_nothing_on_any_route(master: Master, agent: Agent) -> None:
@@ -86,10 +105,9 @@ async def test_of_racing_masters_with_one_epoch_exactly_one_wins(stranger: Maste
 async def test_a_new_claim_waits_for_the_calls_of_the_old_one(master: Master, agent: Agent) -> None:
     agent.engines.gate.clear()
     launch = asyncio.create_task(master.change("PUT", "/instances/a", launch_spec()))
-    await asyncio.sleep(0.05)
+    await until_async(lambda: agent.engines.arrived, "the launch to be under way")
     takeover = asyncio.create_task(master.claim(Claim(epoch=2, instance_id="master-two")))
-    await asyncio.sleep(0.1)
-    assert not takeover.done()
+    await stays_async(lambda: not takeover.done(), "the claim waits for the launch", 0.1)
     late = asyncio.create_task(master.change("PUT", "/instances/b", launch_spec()))
     agent.engines.gate.set()
     assert (await launch).status == 202

@@ -1,6 +1,5 @@
-"""The routes of images, on a real agent over its real port, beside a Docker Engine's door that replays answers."""
+"""The routes of images, on a real agent over its real port, with a Docker Engine that replays responses."""
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from agent.config import AgentConfig
 from agent.wire.images import ImageList, PullState, PullView
 from tests.agent.core.conftest import Agent, Master
 from tests.bench.fake_docker import Answer, FakeDocker
+from tests.waiting import pause_async, until_answer, until_async
 
 pytestmark = pytest.mark.unit
 
@@ -47,12 +47,11 @@ def config(config: AgentConfig, engine: FakeDocker) -> AgentConfig:
 
 
 async def until(master: Master, pull_id: str, *states: PullState, done: int | None = None) -> PullView:
-    for _ in range(500):
+    async def look() -> PullView | None:
         view = PullView.model_validate((await master.get(f"/images/pull/{pull_id}")).body)
-        if view.state in states and (done is None or view.done_bytes == done):
-            return view
-        await asyncio.sleep(0.02)
-    raise AssertionError(view)
+        return view if view.state in states and (done is None or view.done_bytes == done) else None
+
+    return await until_answer(look, f"pull {pull_id} in one of {states}")
 
 
 async def test_an_image_is_asked_for_followed_and_listed(master: Master, engine: FakeDocker) -> None:
@@ -70,7 +69,7 @@ async def test_an_image_is_asked_for_followed_and_listed(master: Master, engine:
     again = await master.change("PUT", "/images/pull/p1", BODY, operation_id="p1:pulling")
     assert again.body == begun.body
     gate.let(1)
-    await asyncio.sleep(0.35)
+    await pause_async(0.35)  # the progress of a pull is written a few times a second
     gate.let(1)
     view = await until(master, "p1", PullState.PULLING, done=4)
     assert view.total_bytes == 10
@@ -107,7 +106,7 @@ async def test_everyone_who_asks_for_the_same_image_shares_one_pull(master: Mast
     gate.let(2)
     await until(master, "p2", PullState.READY)
     assert engine.paths().count(CREATE) == 1
-    assert (await until(master, "p1", PullState.CANCELLED)).reason == "It was cancelled."
+    assert (await until(master, "p1", PullState.CANCELLED)).reason == "Cancelled."
 
 
 async def test_a_pull_that_nobody_wants_any_more_ends(master: Master, engine: FakeDocker, agent: Agent) -> None:
@@ -117,11 +116,7 @@ async def test_a_pull_that_nobody_wants_any_more_ends(master: Master, engine: Fa
     gate.let(1)
     await master.change("POST", "/images/pull/p1/cancel")
     gate.let(49)
-    for _ in range(200):
-        if not agent.server._pulls._works:
-            break
-        await asyncio.sleep(0.02)
-    assert agent.server._pulls._works == {}
+    await until_async(lambda: not agent.server._pulls._running, "the pull to end")
     engine.answers = {INSPECT: [HERE]}
     await master.change("PUT", "/images/pull/p1", BODY)
     await until(master, "p1", PullState.READY)
@@ -144,5 +139,5 @@ async def test_without_docker_a_pull_and_the_list_say_so(master: Master, engine:
     await master.change("PUT", "/images/pull/p1", BODY)
     view = await until(master, "p1", PullState.FAILED)
     assert view.reason_code == "runtime_unavailable"
-    assert "Docker does not run" in (view.reason or "")
-    assert "Docker does not run" in (await master.get("/images")).body["problem"]
+    assert "Docker is not running" in (view.reason or "")
+    assert "Docker is not running" in (await master.get("/images")).body["problem"]

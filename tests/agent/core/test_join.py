@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from agent.enrol import (
+from agent.common.keys import new_key, spki_of
+from agent.enroll import (
     CannotReach,
+    EnrollRateLimited,
+    EnrollRefused,
     HashDiffers,
     JoinFailed,
-    RateLimited,
-    Refused,
     existing,
     join,
+    read_endpoint,
     read_hashes,
-    read_listener,
 )
-from agent.identity import IdentityStore, fleet_id, new_key, spki_of
+from agent.identity import IdentityStore, fleet_id
 from agent.wire.enroll import GpuSummary, MachineSummary
 from tests.agent.core.fleet import UID, Fleet
 from tests.agent.core.joining import TOKEN, order_for, quick
@@ -63,7 +64,7 @@ def test_another_ca_than_expected_is_not_told_the_token(listener: EnrollServer, 
 def test_a_ca_that_changes_between_the_connections_is_not_told_the_token(
     listener: EnrollServer, state: Path, fleet: Fleet
 ) -> None:
-    """Who shows the right CA certificate but does not hold its key gets nothing."""
+    """A listener with the right CA certificate but without its key receives nothing."""
     impostor = Fleet()
 
     def swap(server: EnrollServer) -> None:
@@ -147,12 +148,12 @@ def test_a_master_that_fails_is_asked_again_with_growing_pauses(listener: Enroll
 @pytest.mark.parametrize(
     ("status", "code", "headers", "kind", "words"),
     [
-        (403, "enrollment_refused", {}, Refused, "mistyped, used or expired"),
-        (429, "rate_limited", {"Retry-After": "17"}, RateLimited, "again in 17 s"),
-        (429, "rate_limited", {"Retry-After": "soon"}, RateLimited, "again in a minute"),
-        (400, "invalid_request", {}, Refused, "no such thing"),
-        (404, "not_found", {}, Refused, "not_found"),
-        (413, "payload_too_large", {}, Refused, "payload_too_large"),
+        (403, "enrollment_refused", {}, EnrollRefused, "wrong, used, expired"),
+        (429, "rate_limited", {"Retry-After": "17"}, EnrollRateLimited, "again in 17 s"),
+        (429, "rate_limited", {"Retry-After": "soon"}, EnrollRateLimited, "again in a minute"),
+        (400, "invalid_request", {}, EnrollRefused, "no such thing"),
+        (404, "not_found", {}, EnrollRefused, "not_found"),
+        (413, "payload_too_large", {}, EnrollRefused, "payload_too_large"),
     ],
 )
 def test_each_refusal_is_told_in_words_and_not_tried_again(
@@ -185,7 +186,7 @@ def test_a_port_that_does_not_speak_tls_is_told(state: Path, listener: EnrollSer
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(CannotReach, match="does not speak TLS"):
+        with pytest.raises(CannotReach, match="is not an enroll listener"):
             quick(order_for(listener, enroll_url=f"https://127.0.0.1:{plain.getsockname()[1]}"), state)
         thread.join()
 
@@ -223,13 +224,13 @@ def test_a_machine_in_use_is_not_taken_into_another_fleet(listener: EnrollServer
     ],
 )
 def test_an_enroll_url_names_host_and_port(url: str, where: str) -> None:
-    assert str(read_listener(url)) == where
+    assert str(read_endpoint(url)) == where
 
 
 @pytest.mark.parametrize("url", ["", "http://x:1", "master:8443", "https://", "https://x:port", "https://[::1"])
 def test_what_is_no_enroll_url_is_refused(url: str) -> None:
     with pytest.raises(JoinFailed, match="--enroll-url"):
-        read_listener(url)
+        read_endpoint(url)
 
 
 @pytest.mark.parametrize("text", ["", ",", "sha256:", "0" * 64, f"sha256:{'g' * 64}", f"sha256:{'0' * 64},x"])

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.enrol import (
-    BadAnswer,
+from agent.enroll import (
+    BadEnrollResponse,
     JoinFailed,
-    JoinOrder,
+    JoinRequest,
     _check,
     _read_answer,
     read_hashes,
@@ -37,7 +37,7 @@ def test_an_answer_that_makes_no_sense_is_no_enrollment(
     listener: EnrollServer, state: Path, answer: bytes, status: int
 ) -> None:
     listener.answers = [(status, answer, {})]
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadEnrollResponse):
         quick(order_for(listener), state)
     assert IdentityStore(state).load_if_any() is None
 
@@ -56,20 +56,20 @@ def _forged(listener: EnrollServer, **changes: Any) -> None:
 
 def test_a_certificate_for_another_key_is_refused(listener: EnrollServer, state: Path) -> None:
     _forged(listener, chain=[listener.fleet.node_leaf().pem])
-    with pytest.raises(BadAnswer, match="another key"):
+    with pytest.raises(BadEnrollResponse, match="another key"):
         quick(order_for(listener), state)
 
 
 def test_a_uid_that_the_certificate_does_not_name_is_refused(listener: EnrollServer, state: Path) -> None:
     _forged(listener, nodeUid="99999999-0000-0000-0000-000000000000")
-    with pytest.raises(BadAnswer, match="another node"):
+    with pytest.raises(BadEnrollResponse, match="another node"):
         quick(order_for(listener), state)
 
 
 def test_a_certificate_that_the_bundle_did_not_sign_is_refused(listener: EnrollServer, state: Path) -> None:
     honest, other = listener.fleet, Fleet()
     listener.enroll_issuer = other.issuer
-    with pytest.raises(BadAnswer, match="not signed"):
+    with pytest.raises(BadEnrollResponse, match="not signed"):
         quick(order_for(listener), state)
     assert honest.issuer != other.issuer
 
@@ -78,13 +78,13 @@ def test_a_bundle_without_the_pinned_ca_is_refused(listener: EnrollServer, state
     other = Fleet()
     listener.enroll_issuer = other.issuer
     _forged(listener, caBundle=[other.ca_pem])
-    with pytest.raises(BadAnswer, match="lacks the CA"):
+    with pytest.raises(BadEnrollResponse, match="lacks the CA"):
         quick(order_for(listener), state)
 
 
 def test_a_master_key_that_is_no_fingerprint_is_refused(listener: EnrollServer, state: Path) -> None:
     _forged(listener, masterSpki={"current": "", "next": None})
-    with pytest.raises(BadAnswer, match="fingerprint"):
+    with pytest.raises(BadEnrollResponse, match="fingerprint"):
         quick(order_for(listener), state)
 
 
@@ -107,7 +107,7 @@ ANSWERS = st.fixed_dictionaries(
 def test_whatever_a_master_answers_is_an_enrollment_or_a_named_failure(
     fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, body: bytes, status: int, retry_after: str
 ) -> None:
-    order = JoinOrder(enroll_url="https://m", ca_hash=fleet.ca_hash, node_id="pc-1", token=TOKEN)
+    order = JoinRequest(enroll_url="https://m", ca_hash=fleet.ca_hash, node_id="pc-1", token=TOKEN)
     expected = read_hashes(fleet.ca_hash)
     store = IdentityStore(tmp_path_factory.getbasetemp() / "nothing")
     with pytest.raises(JoinFailed):
@@ -126,5 +126,5 @@ def test_an_honest_answer_with_one_byte_changed_is_refused(
     for place in range(0, len(cert), 3):
         damaged = cert[:place] + bytes([cert[place] ^ 0x15]) + cert[place + 1 :]
         body = json.dumps({**value, "chain": [ssl.DER_cert_to_PEM_cert(damaged)]}).encode()
-        with pytest.raises(BadAnswer):
+        with pytest.raises(BadEnrollResponse):
             _check(_read_answer(status, body, None), order, KEY, fleet.ca, read_hashes(fleet.ca_hash), store, None)

@@ -1,4 +1,4 @@
-"""What a repeated call gets: the same answer, once done, whatever was killed in between."""
+"""A repeated call receives the same response, and its effect happens once, whatever was killed in between."""
 
 import asyncio
 import json
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError
-from agent.operations import Answer, Call, Journal, body_digest
+from agent.operations import JournaledCall, OperationJournal, RecordedResponse, body_digest
 from agent.wire.errors import AgentCode
 from tests.agent.core.conftest import Agent, Master, launch_spec
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.unit
 
@@ -39,8 +40,9 @@ async def test_a_repeat_while_the_call_is_at_work_waits_for_its_answer(master: M
     calls = [
         asyncio.create_task(master.change("PUT", "/instances/a", launch_spec(), operation_id="op-x")) for _ in range(8)
     ]
-    await asyncio.sleep(0.1)
-    assert not any(call.done() for call in calls)
+    await until_async(lambda: agent.engines.arrived, "the launch to be under way")
+    await stays_async(lambda: not any(call.done() for call in calls), "each waits for the answer", 0.1)
+    assert agent.engines.arrived == 1
     assert (await master.get("/operations/op-x")).body["state"] == "running"
     agent.engines.gate.set()
     replies = await asyncio.gather(*calls)
@@ -92,7 +94,7 @@ async def test_a_stale_master_does_not_read_old_answers(master: Master) -> None:
 async def test_a_call_whose_caller_left_is_finished_and_kept(master: Master, agent: Agent) -> None:
     agent.engines.gate.clear()
     call = asyncio.create_task(master.change("PUT", "/instances/a", launch_spec(), operation_id="op-x"))
-    await asyncio.sleep(0.1)
+    await until_async(lambda: agent.engines.arrived, "the launch to be under way")
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     agent.engines.gate.set()
@@ -115,13 +117,13 @@ async def test_answers_outlive_the_agent(start_agent: Callable[[], Awaitable[Age
 @pytest.mark.parametrize("operation_id", ["", " ", "a/b", "x" * 129, "-x", "ä"])
 async def test_an_operation_id_that_is_none_is_refused(operation_id: str) -> None:
     with pytest.raises(AgentError, match="operation id"):
-        Call(operation_id, "PUT /x", "0")
+        JournaledCall(operation_id, "PUT /x", "0")
 
 
 CRASHING = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from agent.operations import Answer, Call, Journal
+from agent.operations import JournaledCall, OperationJournal, RecordedResponse
 from agent import operations
 
 where, folder, effects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -144,15 +146,15 @@ async def effect():
     (effects / "engine").write_text("started")
     if where == "in-effect":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Answer(202, {"state": "starting"})
+    return RecordedResponse(202, {"state": "starting"})
 
 async def main():
-    journal = Journal(folder)
+    journal = OperationJournal(folder)
     journal.open()
     print(sorted(view.state for view in [journal.view("op-x")]) if where == "look" else "")
     if where == "look":
         return
-    answer = await journal.run(Call("op-x", "PUT /instances/a", "d"), effect)
+    answer = await journal.run(JournaledCall("op-x", "PUT /instances/a", "d"), effect)
     print(answer.status, answer.body["state"])
 
 asyncio.run(main())
@@ -175,7 +177,8 @@ def test_kill_9_anywhere_in_a_call_loses_nothing(tmp_path: Path, where: str) -> 
         )
 
     assert run(where).returncode == -signal.SIGKILL
-    assert list((folder / "journal").glob("*.json")) or where == "before-write-1"
+    written = 0 if where == "before-write-1" else 1
+    assert len(list((folder / "journal").glob("*.json"))) == written
     repeated = run("nowhere")
     assert repeated.stdout.split() == ["202", "starting"], repeated.stderr
     assert (effects / "engine").read_text() == "started"
@@ -183,16 +186,16 @@ def test_kill_9_anywhere_in_a_call_loses_nothing(tmp_path: Path, where: str) -> 
     assert not list((folder / "journal").glob(".*")), "no half-written file is left"
 
 
-def _call(number: int) -> Call:
-    return Call(f"op-{number}", "PUT /instances/a", body_digest({"n": number}))
+def _call(number: int) -> JournaledCall:
+    return JournaledCall(f"op-{number}", "PUT /instances/a", body_digest({"n": number}))
 
 
-async def _answer() -> Answer:
-    return Answer(200, {})
+async def _answer() -> RecordedResponse:
+    return RecordedResponse(200, {})
 
 
 async def test_the_journal_stays_small_and_keeps_the_newest(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, retained=20)
+    journal = OperationJournal(tmp_path, retained=20)
     journal.open()
     for number in range(60):
         await journal.run(_call(number), _answer)
@@ -201,19 +204,19 @@ async def test_the_journal_stays_small_and_keeps_the_newest(tmp_path: Path) -> N
     assert journal.view("op-59").state == "succeeded"
     with pytest.raises(AgentError):
         journal.view("op-0")
-    reopened = Journal(tmp_path, retained=20)
+    reopened = OperationJournal(tmp_path, retained=20)
     reopened.open()
     assert reopened.view("op-59").state == "succeeded"
 
 
 async def test_a_call_at_work_is_never_dropped(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, retained=5)
+    journal = OperationJournal(tmp_path, retained=5)
     journal.open()
     gate = asyncio.Event()
 
-    async def slow() -> Answer:
+    async def slow() -> RecordedResponse:
         await gate.wait()
-        return Answer(200, {"slow": True})
+        return RecordedResponse(200, {"slow": True})
 
     at_work = asyncio.create_task(journal.run(_call(0), slow))
     await asyncio.sleep(0)
@@ -225,24 +228,24 @@ async def test_a_call_at_work_is_never_dropped(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_no_call_is_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path)
+    journal = OperationJournal(tmp_path)
     journal.open()
     await journal.run(_call(1), _answer)
     (tmp_path / "journal" / "torn.json").write_text('{"digest":')
-    reopened = Journal(tmp_path)
+    reopened = OperationJournal(tmp_path)
     reopened.open()
     assert reopened.view("op-1").state == "succeeded"
     assert "torn.json" in caplog.text
 
 
 async def test_a_call_that_cannot_be_written_down_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path)
+    journal = OperationJournal(tmp_path)
     journal.open()
     done: list[int] = []
 
-    async def effect() -> Answer:
+    async def effect() -> RecordedResponse:
         done.append(1)
-        return Answer(200, {})
+        return RecordedResponse(200, {})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

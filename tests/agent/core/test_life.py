@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from agent.identity import IdentityStore
 from tests.agent.core.conftest import launch_spec
 from tests.agent.core.fleet import Fleet, server_name
 from tests.agent.core.test_cli import Command
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -55,17 +55,15 @@ class Caller:
         return response.status, json.loads(data) if data.startswith(b"{") else data
 
     def until(self, state: str, seconds: float = 30) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while True:
+        def look() -> dict[str, Any] | None:
             _, view = self("GET", "/instances/a")
-            if view["state"] == state:
-                return dict(view)
-            assert time.monotonic() < deadline, view
-            time.sleep(0.1)
+            return dict(view) if view["state"] == state else None
+
+        return until(look, f"the instance to be {state}", seconds)
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process works on; one that has ended may wait for its parent to notice."""
+    """Return whether the process still runs; one that has ended may be a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -109,7 +107,7 @@ def test_an_engine_outlives_its_agent_and_ends_when_asked(command: Command, flee
     again.send_signal(signal.SIGTERM)
     output += again.communicate(timeout=20)[0]
     ended = command.run("stop-all", "--grace", "5")
-    assert (ended.returncode, ended.stdout.strip()) == (0, "Ended: a"), ended.stderr
+    assert (ended.returncode, ended.stdout.strip()) == (0, "Stopped: a"), ended.stderr
     assert not _runs(ready["pid"])
 
     key = json.loads((command.state / "instances" / "a.json").read_text())["api_key"]

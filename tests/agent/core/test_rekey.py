@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.enrol import (
-    BadAnswer,
+from agent.enroll import (
+    BadEnrollResponse,
+    EnrollRefused,
     JoinFailed,
-    Refused,
 )
 from agent.identity import IdentityStore
 from tests.agent.core.fleet import UID, Fleet
@@ -36,7 +36,7 @@ def test_the_fleet_keeps_its_name_when_its_ca_was_rotated(listener: EnrollServer
 def test_a_rekey_that_fails_leaves_the_old_identity(listener: EnrollServer, state: Path) -> None:
     before = quick(order_for(listener), state)
     listener.answers = [(403, {"code": "enrollment_refused", "detail": ""}, {})]
-    with pytest.raises(Refused):
+    with pytest.raises(EnrollRefused):
         quick(order_for(listener, rekey=True, token="id.wrong"), state)
     assert IdentityStore(state).load() == before
 
@@ -49,5 +49,5 @@ def test_a_rekey_without_state_needs_the_uid(listener: EnrollServer, state: Path
 
 def test_a_rekey_answered_for_another_node_is_refused(listener: EnrollServer, state: Path) -> None:
     listener.uid = "99999999-0000-0000-0000-000000000000"
-    with pytest.raises(BadAnswer, match="not 7a1f"):
+    with pytest.raises(BadEnrollResponse, match="not 7a1f"):
         quick(order_for(listener, rekey=True, node_uid=UID), state)

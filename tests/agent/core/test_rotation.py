@@ -1,6 +1,5 @@
 """A node's key is changed while it serves: staged, shown on trial, put into use by the first request over it."""
 
-import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -11,24 +10,25 @@ import pytest
 from agent.identity import IdentityStore
 from agent.server import tls
 from agent.wire.enroll import MasterSpki
-from agent.wire.pki import CsrAnswer, PkiView
+from agent.wire.pki import CsrResponse, PkiView
 from nodes.pki import certs
-from nodes.pki.keys import csr_public_key
+from nodes.pki.signing_requests import csr_public_key
 from tests.agent.core.conftest import FIRST_CLAIM, Agent, Master
 from tests.agent.core.fleet import UID, Fleet, now, server_name
+from tests.waiting import pause_async
 
 pytestmark = pytest.mark.unit
 
 StartAgent = Callable[[], Awaitable[Agent]]
 
 
-async def _csr(master: Master, rotation: str = "op-rotate", **more: str) -> CsrAnswer:
+async def _csr(master: Master, rotation: str = "op-rotate", **more: str) -> CsrResponse:
     reply = await master.change("POST", "/pki/csr", {"rotationId": rotation}, **more)
     assert reply.status == 200, reply.body
-    return CsrAnswer.model_validate(reply.body)
+    return CsrResponse.model_validate(reply.body)
 
 
-def _order(agent: Agent, csr: CsrAnswer, *, fleet: Fleet | None = None, uid: str = UID, at: timedelta = timedelta()):
+def _order(agent: Agent, csr: CsrResponse, *, fleet: Fleet | None = None, uid: str = UID, at: timedelta = timedelta()):
     issuer = (fleet or agent.fleet).issuer
     leaf = certs.issue_node(issuer, csr_public_key(csr.csr_pem), uid, now() + at)
     return {
@@ -42,7 +42,7 @@ async def _view(master: Master) -> PkiView:
     return PkiView.model_validate((await master.get("/pki")).body)
 
 
-async def _install(agent: Agent, master: Master, rotation: str = "op-rotate") -> CsrAnswer:
+async def _install(agent: Agent, master: Master, rotation: str = "op-rotate") -> CsrResponse:
     csr = await _csr(master, rotation)
     reply = await master.change("PUT", "/pki/certificate", _order(agent, csr))
     assert reply.status == 200, reply.body
@@ -101,10 +101,10 @@ async def test_after_a_restart_the_old_key_is_shown_until_the_certificate_comes_
 async def test_a_certificate_that_nobody_takes_is_not_shown_for_ever(
     agent: Agent, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls.Door.offer, "__defaults__", (0.3,))
+    monkeypatch.setattr(tls.TlsTerminator.offer, "__defaults__", (0.3,))
     before = agent.store.load()
     await _install(agent, master)
-    await asyncio.sleep(0.4)
+    await pause_async(0.4)  # a connection that sees the new certificate would take it
     assert (await agent.new_master(agent.fleet.master).get("/info")).body["spkiSha256"] == before.spki
 
 
@@ -231,7 +231,6 @@ async def test_a_connection_of_a_ca_that_is_trusted_no_more_ends(agent: Agent, m
             assert (await reborn.change("PUT", "/pki/trust", only)).status == 200
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
                 await agent.new_master(agent.fleet.master).get("/info")
-            await asyncio.sleep(0.1)
             with pytest.raises((aiohttp.ClientError, ConnectionError)):
                 await master.get("/info")
         finally:

@@ -8,7 +8,7 @@ from agent.server.app import ROUTES
 from agent.server.guard import is_fenced
 from agent.wire.capability import AgentInfo, Capabilities
 from agent.wire.fence import FenceView
-from agent.wire.instances import Forgotten, InstanceState, InstanceView, LogSlice
+from agent.wire.instances import InstanceForgotten, InstanceState, InstanceView, LogSlice
 from agent.wire.operations import OperationView
 from agent.wire.status import NodeStatus
 from tests.agent.core.conftest import FIRST_CLAIM, Agent, Master, launch_spec
@@ -72,12 +72,12 @@ async def test_an_engine_is_launched_seen_stopped_and_forgotten(master: Master, 
     assert (await master.get("/instances/smollm2.1")).body == {**launched.body, "openRequests": 0}
     operation = OperationView.model_validate((await master.get("/operations/op-launch")).body)
     assert (operation.state, operation.route) == ("succeeded", "PUT /instances/smollm2.1")
-    log = LogSlice.model_validate((await master.get("/instances/smollm2.1/log?tail=5&after=3")).body)
-    assert log.lines == ("tail=5 after=3",)
+    log = LogSlice.model_validate((await master.get("/instances/smollm2.1/log?tail=5&after=3&run=1")).body)
+    assert log.lines == ("tail=5 after=3 run=1",)
     stopped = await master.change("POST", "/instances/smollm2.1/stop", {"graceSeconds": 3})
     assert stopped.body["state"] == "stopping"
     gone = await master.change("DELETE", "/instances/smollm2.1")
-    assert Forgotten.model_validate(gone.body).instance_id == "smollm2.1"
+    assert InstanceForgotten.model_validate(gone.body).instance_id == "smollm2.1"
     assert (await master.get("/instances/smollm2.1")).status == 404
 
 
@@ -100,6 +100,7 @@ async def test_the_body_of_a_claim_must_repeat_its_headers(master: Master) -> No
         ("GET", f"/instances/{'a' * 129}", 400, "invalid_request"),
         ("GET", "/instances/none/log?tail=-1", 400, "invalid_request"),
         ("GET", "/instances/none/log?tail=999999", 400, "invalid_request"),
+        ("GET", "/instances/none/log?run=3", 400, "invalid_request"),
         ("GET", "/instances/none/log?after=%D9%A3", 400, "invalid_request"),
         ("GET", "/events?after=x", 400, "invalid_request"),
         ("GET", "/operations/op-never", 404, "not_found"),
@@ -113,7 +114,7 @@ async def test_what_cannot_be_answered_is_refused_with_a_code(
     reply = await master.send(method, path)
     assert (reply.status, reply.body["code"]) == (status, code)
     assert reply.body["detail"]
-    assert "Allow" in reply.headers or status != 405
+    assert ("Allow" in reply.headers) is (status == 405)
 
 
 async def test_a_body_that_is_too_large_is_refused_and_the_connection_ends(master: Master) -> None:

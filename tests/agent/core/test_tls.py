@@ -1,4 +1,4 @@
-"""Who gets past the door of port 9443, and how its certificate is changed while it is open."""
+"""TLS of port 9443: the peers that it admits, and the change of its certificate while it is open."""
 
 import asyncio
 import dataclasses
@@ -10,12 +10,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agent.identity import BrokenIdentity, Identity, key_to_pem, new_key
+from agent.common.keys import key_to_pem, new_key
+from agent.identity import AgentIdentityBroken, Identity
 from agent.server import serve
 from agent.server.tls import NO_CHECK_TIME, inner_context
 from agent.wire.enroll import MasterSpki
 from tests.agent.core.conftest import Agent, Master
 from tests.agent.core.fleet import UID, Fleet, Leaf, server_name
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.unit
 
@@ -118,8 +120,7 @@ async def test_a_rekey_shows_the_new_key_and_ends_old_connections(agent: Agent) 
     assert open_before
     assert agent.server.take_identity()
     assert not agent.server.take_identity()
-    await asyncio.sleep(0.05)
-    assert agent.server.connections == 0
+    await until_async(lambda: agent.server.connections == 0, "the old connections to end")
     after = (await master.get("/info")).body["spkiSha256"]
     assert before != after == fresh.spki
 
@@ -146,14 +147,14 @@ async def test_a_connection_from_before_is_refused_on_its_next_request(agent: Ag
     """Without the check per request it would outlive the pins that let it in."""
     master = agent.new_master(agent.fleet.master)
     assert await _is_let_in(master)
-    agent.server.door.swap(agent.fleet.identity(master=agent.fleet.new_master()))
+    agent.server.tls.swap(agent.fleet.identity(master=agent.fleet.new_master()))
     reply = await master.get("/info")
     assert (reply.status, reply.body["code"], reply.headers["Connection"]) == (403, "not_approved", "close")
 
 
 async def test_an_identity_of_another_node_is_not_taken_up(agent: Agent) -> None:
     agent.store.install(agent.fleet.identity("11111111-2222-3333-4444-555555555555"))
-    with pytest.raises(BrokenIdentity, match="restart"):
+    with pytest.raises(AgentIdentityBroken, match="restart"):
         agent.server.take_identity()
     assert not agent.server.take_identity()
     assert await _is_let_in(agent.new_master(agent.fleet.master))
@@ -170,7 +171,7 @@ async def test_fifty_swaps_of_which_some_are_broken_fail_no_handshake(agent: Age
         agent.store.install(fresh)
         try:
             agent.server.take_identity()
-        except BrokenIdentity:
+        except AgentIdentityBroken:
             refused += 1
         master = agent.new_master(agent.fleet.master)
         failures += not await _is_let_in(master)
@@ -179,7 +180,7 @@ async def test_fifty_swaps_of_which_some_are_broken_fail_no_handshake(agent: Age
 
 
 def test_a_torn_pair_is_no_identity(identity: Identity) -> None:
-    with pytest.raises(BrokenIdentity, match="another key"):
+    with pytest.raises(AgentIdentityBroken, match="another key"):
         dataclasses.replace(identity, key_pem=key_to_pem(new_key()))
 
 

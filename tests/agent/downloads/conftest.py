@@ -1,6 +1,5 @@
 """Downloads of one node against a hub on this machine."""
 
-import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,13 +9,14 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
-from agent.downloads import Downloads
-from agent.downloads.hub import Patience
+from agent.downloads import DownloadManager
+from agent.downloads.hub import RetryPolicy
 from agent.wire.downloads import FINAL_STATES, DownloadFile, DownloadSpec, DownloadView
 from tests.bench.hub import Hub, Repository
 from tests.bench.hub.server import LARGE_BYTES, git_sha1
+from tests.waiting import until_async
 
-QUICK = Patience(connect_seconds=2.0, read_seconds=2.0, pauses=(0.05, 0.05, 0.05))
+QUICK = RetryPolicy(connect_seconds=2.0, read_seconds=2.0, pauses=(0.05, 0.05, 0.05))
 SIZE = 3 * 1024 * 1024
 
 
@@ -55,8 +55,8 @@ class Node:
 
     def __init__(self, config: AgentConfig, **options: Any) -> None:
         self.config = config
-        self.options = {"patience": QUICK, **options}
-        self.downloads = Downloads(config, **self.options)
+        self.options = {"retry_policy": QUICK, **options}
+        self.downloads = DownloadManager(config, **self.options)
 
     @property
     def root(self) -> Path:
@@ -64,7 +64,7 @@ class Node:
 
     async def restart(self) -> None:
         await self.downloads.close()
-        self.downloads = Downloads(self.config, **self.options)
+        self.downloads = DownloadManager(self.config, **self.options)
         await self.downloads.recover()
 
     async def end(self, download_id: str, seconds: float = 20.0) -> DownloadView:
@@ -74,14 +74,12 @@ class Node:
     async def until(
         self, download_id: str, look: Callable[[DownloadView], bool], seconds: float = 20.0
     ) -> DownloadView:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not look(view := self.downloads.view(download_id)):
-            assert asyncio.get_running_loop().time() < deadline, view
-            await asyncio.sleep(0.01)
-        return view
+        """The first view that satisfies `look`. Progress reports no event, so this polls."""
+        await until_async(lambda: look(self.downloads.view(download_id)), f"the download {download_id}", seconds)
+        return self.downloads.view(download_id)
 
     def listing(self) -> list[str]:
-        """What a person sees under the models root."""
+        """The visible folders of the models root."""
         return sorted(path.name for path in self.root.iterdir() if not path.name.startswith("."))
 
 

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from agent.config import AgentConfig
-from agent.downloads import Downloads
+from agent.downloads import DownloadManager
+from agent.downloads.partial_file import PartialFile
 from agent.downloads.staging import Staging
 from agent.wire.downloads import DownloadSpec
 
@@ -30,15 +31,22 @@ async def main(state: str, models: str, moment: str, text: str) -> None:
         place(self, spec)
         die()
 
+    append, written = PartialFile.append, 0
+
+    def deadly_append(self: PartialFile, data: bytes) -> None:
+        nonlocal written
+        append(self, data)
+        written += len(data)
+        if moment == "middle" and written > spec.total_bytes // 2:
+            die()
+
     Staging.place = deadly  # type: ignore[method-assign]
-    downloads = Downloads(AgentConfig(state_dir=Path(state), models_root=Path(models)))
+    PartialFile.append = deadly_append  # type: ignore[method-assign]
+    downloads = DownloadManager(AgentConfig(state_dir=Path(state), models_root=Path(models)))
     await downloads.recover()
     await downloads.begin("d1", spec)
-    while True:
-        view = downloads.view("d1")
-        if moment == "middle" and view.done_bytes > view.total_bytes // 2:
-            die()
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(60):
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

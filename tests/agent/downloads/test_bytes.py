@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from agent.downloads.hub import Patience
+from agent.downloads.hub import RetryPolicy
 from agent.wire.downloads import DownloadState
 from tests.agent.downloads.conftest import SIZE, Node, noise, repository, spec_of
 from tests.bench.hub import Hub
@@ -147,7 +147,7 @@ async def test_the_token_is_shown_to_the_hub_and_to_nobody_else(hub: Hub, node: 
 
 @pytest.mark.parametrize(
     ("token", "code", "words"),
-    [(None, "gated", "accept its terms"), ("hf_other", "gated", "no access"), ("hf_wrong", "token_refused", "token")],
+    [(None, "gated", "Accept its terms"), ("hf_other", "gated", "no access"), ("hf_wrong", "token_refused", "token")],
 )
 async def test_a_gated_repository_is_refused_in_words(
     hub: Hub, node: Node, token: str | None, code: str, words: str
@@ -198,7 +198,7 @@ async def test_a_file_of_125_mb_of_which_4_mb_came_is_never_taken_for_the_file(h
     size, came = 125_000_000, 4_000_000
     found = hub.add(repository("acme/large", files={"model.safetensors": bytes(size)}))
     hub.faults.cut_after, hub.faults.cuts = came, 1
-    node.options["patience"] = Patience(connect_seconds=20.0, read_seconds=20.0, pauses=())
+    node.options["retry_policy"] = RetryPolicy(connect_seconds=20.0, read_seconds=20.0, pauses=())
     await node.restart()
     await node.downloads.begin("d1", spec_of(hub, found))
     view = await node.end("d1", 60)
@@ -214,7 +214,7 @@ async def test_a_file_of_125_mb_of_which_4_mb_came_is_never_taken_for_the_file(h
 
 async def test_a_hub_that_does_not_answer_is_given_up_in_time_and_said(hub: Hub, node: Node) -> None:
     found = hub.add(repository())
-    node.options["patience"] = Patience(connect_seconds=0.3, read_seconds=0.3, pauses=(0.05, 0.05))
+    node.options["retry_policy"] = RetryPolicy(connect_seconds=0.3, read_seconds=0.3, pauses=(0.05, 0.05))
     await node.restart()
     hub.faults.silent = True
     await node.downloads.begin("d1", spec_of(hub, found))

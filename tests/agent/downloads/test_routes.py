@@ -1,6 +1,5 @@
 """The routes of downloads and folders, on a real agent over its real port."""
 
-import asyncio
 import struct
 from typing import Any
 
@@ -11,6 +10,7 @@ from tests.agent.core.conftest import *  # noqa: F403 - its fixtures: a fleet, a
 from tests.agent.core.conftest import Agent, Master
 from tests.agent.downloads.conftest import noise, repository, spec_of
 from tests.bench.hub import Hub
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.unit
 
@@ -20,13 +20,10 @@ def roots(config: Any) -> None:
     config.models_root.mkdir(exist_ok=True)
 
 
-async def over(master: Master, download_id: str) -> DownloadView:
-    for _ in range(500):
-        view = DownloadView.model_validate((await master.get(f"/downloads/{download_id}")).body)
-        if view.finished_at:
-            return view
-        await asyncio.sleep(0.02)
-    raise AssertionError(view)
+async def over(master: Master, agent: Agent, download_id: str) -> DownloadView:
+    downloads = agent.server._downloads
+    await until_async(lambda: downloads.view(download_id).finished_at, "the download to end")
+    return DownloadView.model_validate((await master.get(f"/downloads/{download_id}")).body)
 
 
 async def test_a_set_is_asked_for_followed_listed_and_removed(master: Master, agent: Agent, hub: Hub) -> None:
@@ -38,7 +35,7 @@ async def test_a_set_is_asked_for_followed_listed_and_removed(master: Master, ag
     assert begun.status == 202
     again = await master.change("PUT", "/downloads/op-1", body, operation_id="op-1:downloading")
     assert again.body == begun.body
-    view = await over(master, "op-1")
+    view = await over(master, agent, "op-1")
     assert (view.state, view.reason) == ("ready", None)
     assert [item["downloadId"] for item in (await master.get("/downloads")).body["downloads"]] == ["op-1"]
     listed = FolderList.model_validate((await master.get("/folders")).body)

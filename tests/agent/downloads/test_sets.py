@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.capability import list_folders
 from agent.downloads import folders
-from agent.downloads.parts import Part
+from agent.downloads.partial_file import PartialFile
 from agent.downloads.staging import Staging
 from agent.errors import AgentError
+from agent.model_folders import list_folders
+from agent.models_root import MARKER
 from agent.wire.downloads import DownloadState
 from agent.wire.errors import AgentCode
 from tests.agent.downloads.conftest import SIZE, Node, noise, repository, spec_of
@@ -79,7 +80,7 @@ async def test_a_forgotten_download_leaves_nothing(hub: Hub, node: Node) -> None
     await node.until("d1", lambda view: view.done_bytes > 1000)
     await node.downloads.forget("d1")
     assert node.downloads.views() == ()
-    assert [path for path in node.root.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert [path.name for path in node.root.rglob("*") if path.is_file() and path.suffix != ".lock"] == [MARKER]
 
 
 async def test_a_restart_of_the_agent_goes_on_where_it_was(hub: Hub, node: Node) -> None:
@@ -148,20 +149,20 @@ async def test_a_disk_that_fills_in_the_middle_is_told_and_the_rest_comes_later(
     hub: Hub, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = hub.add(repository())
-    append, room = Part.append, [SIZE // 2]
+    append, room = PartialFile.append, [SIZE // 2]
 
-    def full(self: Part, data: bytes) -> None:
+    def full(self: PartialFile, data: bytes) -> None:
         taken = data[: room[0]]
         append(self, taken)
         room[0] -= len(taken)
         if len(taken) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Part, "append", full)
+    monkeypatch.setattr(PartialFile, "append", full)
     await node.downloads.begin("d1", spec_of(hub, found))
     view = await node.end("d1")
     assert (view.state, view.reason_code) == (DownloadState.FAILED, "disk_full")
-    assert "make room" in (view.reason or "")
+    assert "Free space" in (view.reason or "")
     assert node.listing() == []
     room[0] = 10 * SIZE
     await node.downloads.begin("d2", spec_of(hub, found))
@@ -197,7 +198,7 @@ async def test_room_is_asked_for_before_anything_is_fetched(hub: Hub, config) ->
     await node.downloads.begin("d1", spec_of(hub, found))
     view = await node.end("d1")
     assert (view.state, view.reason_code) == (DownloadState.FAILED, "disk_full")
-    assert "GiB free" in (view.reason or "")
+    assert "has 3.0 MiB free" in (view.reason or "")
     assert hub.seen == []
 
 

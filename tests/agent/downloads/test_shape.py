@@ -1,4 +1,4 @@
-"""What an agent tells of a model's shape: headers alone, paths that stay inside, and problems in words."""
+"""The shape of a model as an agent reports it: headers alone, paths that stay inside, and problems in words."""
 
 import json
 import struct
@@ -114,7 +114,7 @@ def test_parts_of_a_gguf_that_are_not_there_are_missed(tmp_path: Path) -> None:
     for part in (1, 2):
         (folder / f"m-0000{part}-of-00003.gguf").write_bytes(GGUF)
     (told,) = read(folder).gguf
-    assert told.problem == "The model has 3 parts, of which 2 are there."
+    assert told.problem == "The model has 3 parts, but only 2 exist."
     (folder / "m-00003-of-00003.gguf").write_bytes(GGUF)
     (told,) = read(folder).gguf
     assert (told.parts, told.tensor_bytes, told.problem) == (3, 3 * 4 * 144, None)
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_told_beside_what_can(tmp_path: Path) -> None:
     assert problems["model.safetensors"] is None
     assert problems["other.safetensors"] == "The file does not begin as a safetensors file does."
     assert problems["gone.safetensors"] is not None
-    assert told.index_problem == "model.safetensors.index.json cannot be read as an index of weights."
+    assert told.index_problem == "model.safetensors.index.json is not a valid index of weights."
     FolderShape.model_validate_json(told.model_dump_json())
 
 
@@ -140,12 +140,12 @@ def test_a_configuration_larger_than_any_is_not_read(tmp_path: Path) -> None:
     folder = make(tmp_path)
     (folder / "config.json").write_bytes(b" " * (1024 * 1024 + 1))
     told = read(folder)
-    assert (told.config, told.config_problem) == (None, "config.json is larger than any may be.")
+    assert (told.config, told.config_problem) == (None, "config.json is too large.")
 
 
 def test_a_folder_is_found_by_its_plain_name_only(tmp_path: Path) -> None:
     make(tmp_path)
-    assert shape.place(tmp_path, "m") == tmp_path / "m"
+    assert shape.find_folder(tmp_path, "m") == tmp_path / "m"
     for wrong in ("", "a/b", "..", ".x"):
         with pytest.raises(AgentError):
-            shape.place(tmp_path, wrong)
+            shape.find_folder(tmp_path, wrong)

@@ -13,8 +13,8 @@ from typing import Any
 
 from agent.config import AgentConfig
 from agent.deliveries.process import ProcessDelivery
-from agent.running import Instances
-from agent.running.record import Records
+from agent.running import EngineInstances
+from agent.running.record import RecordStore
 from agent.wire.instances import InstanceState, InstanceView
 from tests.agent.engines.conftest import QUICK, spec
 
@@ -27,9 +27,9 @@ def arm(moment: str) -> None:
     """Make the moment deadly."""
     name, _, number = moment.partition(":")
     count = 0
-    save, spawn = Records.save, ProcessDelivery._spawn
+    save, spawn = RecordStore.save, ProcessDelivery._spawn
 
-    async def deadly_save(self: Records, record: Any) -> None:
+    async def deadly_save(self: RecordStore, record: Any) -> None:
         nonlocal count
         count += 1
         if name == "before-save" and count == int(number):
@@ -38,33 +38,32 @@ def arm(moment: str) -> None:
         if name == "after-save" and count == int(number):
             die()
 
-    def deadly_spawn(self: ProcessDelivery, order: Any) -> Any:
+    def deadly_spawn(self: ProcessDelivery, run_spec: Any) -> Any:
         if name == "before-spawn":
             die()
-        handle = spawn(self, order)
+        handle = spawn(self, run_spec)
         if name == "after-spawn":
             die()
         return handle
 
-    Records.save = deadly_save  # type: ignore[method-assign]
+    RecordStore.save = deadly_save  # type: ignore[method-assign]
     ProcessDelivery._spawn = deadly_spawn  # type: ignore[method-assign]
 
 
 async def main(state: str, models: str, moment: str) -> None:
-    seen = asyncio.Event()
-    wanted = InstanceState.READY
+    is_ready = asyncio.Event()
 
     def changed(view: InstanceView) -> None:
-        if view.state is wanted:
-            seen.set()
+        if view.state is InstanceState.READY:
+            is_ready.set()
 
     config = AgentConfig(state_dir=Path(state), models_root=Path(models), nvidia_smi="no-nvidia-smi-here")
-    instances = Instances(config, "f" * 16, changed, node="n1")
-    instances._yard.pace = QUICK
+    instances = EngineInstances(config, "f" * 16, changed, node="n1")
+    instances._context.intervals = QUICK
     arm(moment)
     await instances.recover()
     await instances.launch("i1", "op1", spec(args=("--start-seconds", "0.2", "--ignore-sigterm")))
-    await seen.wait()
+    await is_ready.wait()
     if moment == "stopping":
         await instances.stop("i1", 0.5)
     die()

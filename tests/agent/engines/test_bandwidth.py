@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from agent.telemetry import bandwidth, meter
-from agent.telemetry.bandwidth import Rates, buffer_bytes, last_cache_bytes
+from agent.telemetry.bandwidth import BandwidthRates, buffer_bytes, last_cache_bytes
 from agent.telemetry.host import read_host
-from agent.telemetry.meter import Meter
+from agent.telemetry.meter import BandwidthMeter
+from tests.waiting import until_async
 
 MIB = 2**20
 GIB = 2**30
@@ -54,20 +55,20 @@ def test_a_measurement_tells_rates_that_a_machine_can_have() -> None:
 
 async def test_the_best_is_kept_over_measurements_and_restarts(tmp_path: Path) -> None:
     for machine, core in ((40, 20), (30, 25), (50, 10)):
-        await Meter(tmp_path, says(json.dumps({"machine": machine, "core": core}))).measure()
-    assert Meter(tmp_path).best == Rates(50, 25)
+        await BandwidthMeter(tmp_path, says(json.dumps({"machine": machine, "core": core}))).measure()
+    assert BandwidthMeter(tmp_path).best == BandwidthRates(50, 25)
 
 
 async def test_rates_of_another_machine_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await Meter(tmp_path, says('{"machine": 40, "core": 20}')).measure()
+    await BandwidthMeter(tmp_path, says('{"machine": 40, "core": 20}')).measure()
     monkeypatch.setattr(meter, "_machine", lambda: "another")
-    assert Meter(tmp_path).best is None
+    assert BandwidthMeter(tmp_path).best is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"machine": 0, "core": 0}'])
 def test_a_file_that_says_nothing_is_no_measurement(tmp_path: Path, content: str) -> None:
     (tmp_path / "bandwidth.json").write_text(content)
-    assert Meter(tmp_path).best is None
+    assert BandwidthMeter(tmp_path).best is None
 
 
 @pytest.mark.parametrize(
@@ -75,27 +76,25 @@ def test_a_file_that_says_nothing_is_no_measurement(tmp_path: Path, content: str
     [("", 3), ("", -9), ("nonsense", 0), ("[]", 0), ('{"machine": 0, "core": 0}', 0), ('{"machine": 1, "core": 9}', 0)],
 )
 async def test_a_measurement_that_fails_leaves_what_is_known(tmp_path: Path, output: str, code: int) -> None:
-    known = Meter(tmp_path, says('{"machine": 40, "core": 20}'))
+    known = BandwidthMeter(tmp_path, says('{"machine": 40, "core": 20}'))
     await known.measure()
     known._command = says(output, code)
     await known.measure()
-    assert known.best == Rates(40, 20)
+    assert known.best == BandwidthRates(40, 20)
 
 
 async def test_a_measurement_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meter, "_LIMIT_SECONDS", 0.3)
     begin = time.monotonic()
-    await Meter(tmp_path, (sys.executable, "-c", "import time; time.sleep(60)")).measure()
+    await BandwidthMeter(tmp_path, (sys.executable, "-c", "import signal; signal.pause()")).measure()
     assert time.monotonic() - begin < 10
 
 
 async def test_an_agent_that_ends_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
-    code = f"import os, time, pathlib; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(60)"
-    running = asyncio.create_task(Meter(tmp_path, (sys.executable, "-c", code)).measure())
-    async with asyncio.timeout(20):
-        while not mark.exists() or not mark.read_text():  # noqa: ASYNC110 - a file of another process tells no event
-            await asyncio.sleep(0.02)
+    code = f"import os, signal, pathlib; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); signal.pause()"
+    running = asyncio.create_task(BandwidthMeter(tmp_path, (sys.executable, "-c", code)).measure())
+    await until_async(lambda: mark.exists() and mark.read_text(), "the measurement to start")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not psutil.pid_exists(int(mark.read_text()))
@@ -103,5 +102,5 @@ async def test_an_agent_that_ends_in_the_middle_leaves_nothing_behind(tmp_path: 
 
 def test_a_host_tells_its_rates_once_they_are_known(tmp_path: Path) -> None:
     assert read_host(tmp_path).memory_bandwidth_bytes_per_second is None
-    told = read_host(tmp_path, Rates(50, 25))
-    assert (told.memory_bandwidth_bytes_per_second, told.core_bandwidth_bytes_per_second) == (50, 25)
+    reported = read_host(tmp_path, BandwidthRates(50, 25))
+    assert (reported.memory_bandwidth_bytes_per_second, reported.core_bandwidth_bytes_per_second) == (50, 25)

@@ -1,4 +1,4 @@
-"""What a node says of itself: cards that answer in part, folders, runtimes, warnings."""
+"""Capabilities of a node: cards that answer in part, folders, runtimes, warnings."""
 
 import asyncio
 import json
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.capability import list_folders, path_warnings, read_capabilities
-from agent.config import AgentConfig, BadConfig, read_config
-from agent.running import Instances
+from agent.capability import path_warnings, read_capabilities
+from agent.config import AgentConfig, BadAgentConfig, read_config
+from agent.model_folders import list_folders
+from agent.running import EngineInstances
 from agent.telemetry import gpu, memory, smi
 from agent.telemetry.host import host_status
 from agent.telemetry.nvml import Card, Cards, NoDriver
@@ -132,7 +133,7 @@ def test_words_where_numbers_are_expected_are_not_reported(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "says"), [("echo 'has failed because it could not'; exit 9", "exit code 9"), ("exit 1", "said nothing")]
+    ("body", "says"), [("echo 'has failed because it could not'; exit 9", "exit code 9"), ("exit 1", "no output")]
 )
 def test_a_failing_nvidia_smi_is_quoted(tmp_path: Path, body: str, says: str) -> None:
     with pytest.raises(NoDriver, match=says):
@@ -159,6 +160,7 @@ async def test_a_missing_models_root_is_a_warning_that_says_what_to_do(config: A
     capabilities = await read_capabilities(config)
     assert capabilities.health == "degraded"
     assert "models_root" in capabilities.warnings[0]
+    assert capabilities.warning_codes == ("models_root_unusable",)
 
 
 async def test_a_models_root_that_the_agent_cannot_write_is_a_warning_and_logged_once_as_2630(
@@ -167,7 +169,7 @@ async def test_a_models_root_that_the_agent_cannot_write_is_a_warning_and_logged
     monkeypatch.setattr("agent.capability.os.access", lambda *_: False)
     for _ in range(2):
         capabilities = await read_capabilities(config)
-        assert f"The agent (uid {os.getuid()}) cannot write the models root" in capabilities.warnings[0]
+        assert f"The agent (uid {os.getuid()}) cannot write to the models root" in capabilities.warnings[0]
     assert [record.id for record in caplog.records if getattr(record, "id", 0) == 2630] == [2630]
 
 
@@ -216,24 +218,25 @@ SHARED = Cards((Card(uuid="GPU-2", index=0, total_bytes=None),))
     [
         (None, CARDS, None, MemoryModel.DISCRETE, "1 GPU(s) reported", [2640]),
         (None, SHARED, None, MemoryModel.UNIFIED, "1 GPU(s) reported", [2640, 2643]),
-        (None, None, None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2643]),
-        (None, Cards(()), None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2643]),
-        (None, None, "it broke", MemoryModel.UNIFIED, "no GPU can be read (it broke)", [2642, 2640, 2643]),
+        (None, None, None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2640]),
+        (None, Cards(()), None, MemoryModel.UNIFIED, "no GPU reported", [2640, 2640]),
+        (None, None, "it broke", MemoryModel.UNIFIED, "no GPU can be read (it broke)", [2642, 2640, 2640]),
         (MemoryModel.UNIFIED, CARDS, None, MemoryModel.UNIFIED, "set in agent.json", [2640, 2644]),
         (MemoryModel.UNIFIED, None, "it broke", MemoryModel.UNIFIED, "set in agent.json", [2640, 2644]),
         (MemoryModel.DISCRETE, None, None, MemoryModel.DISCRETE, "set in agent.json", [2640]),
         (MemoryModel.DISCRETE, CARDS, None, MemoryModel.DISCRETE, "set in agent.json", [2640]),
     ],
 )
-def test_the_memory_model_is_decided_once_and_what_disagrees_with_it_is_told_once(
+def test_the_memory_model_is_decided_by_the_first_gpus_and_what_disagrees_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, forced, first, problem, model, reason, ids
 ) -> None:
     caplog.set_level("INFO")
     config = AgentConfig(state_dir=tmp_path / "state", memory_model=forced)
     decision = memory.decided(config, first, problem)
     assert (decision.model, decision.reason) == (model, reason)
-    for _ in range(3):
-        assert memory.decided(config, CARDS, None) is decision
+    later = [memory.decided(config, CARDS, None) for _ in range(3)]
+    assert {one.model for one in later} == {model if decision.is_final else MemoryModel.DISCRETE}
+    assert all(one is later[0] for one in later)
     assert [getattr(record, "id", None) for record in caplog.records] == ids
 
 
@@ -243,31 +246,30 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_means_unified_and_keeps_n
     async def broken(_: str) -> None:
         raise ValueError("a field of another shape")
 
-    monkeypatch.setattr(gpu, "look", broken)
+    monkeypatch.setattr(gpu, "read_or_problem", broken)
     config = AgentConfig(state_dir=tmp_path / "state", models_root=tmp_path)
     for _ in range(2):
-        look = await memory.look(config)
+        look = await memory.read(config)
         assert (look.cards, look.decision.model) == (None, MemoryModel.UNIFIED)
         assert "a field of another shape" in (look.problem or "")
     assert [record.id for record in caplog.records if hasattr(record, "id")] == [2641]
     assert (await read_capabilities(config)).gpu_problem == look.problem
 
 
-async def test_an_agent_that_starts_again_decides_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_decides_again_once_there_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Cards | None] = [None]
 
     async def look(_: str) -> tuple[Cards | None, None]:
         return found[0], None
 
-    monkeypatch.setattr(gpu, "look", look)
+    monkeypatch.setattr(gpu, "read_or_problem", look)
     config = AgentConfig(state_dir=tmp_path / "state", models_root=tmp_path)
-    for cards, model in ((None, MemoryModel.UNIFIED), (CARDS, MemoryModel.DISCRETE)):
+    instances = EngineInstances(config, "f" * 16, lambda _: None)
+    await instances.recover()
+    for cards, model in ((None, MemoryModel.UNIFIED), (CARDS, MemoryModel.DISCRETE), (None, MemoryModel.DISCRETE)):
         found[0] = cards
-        instances = Instances(config, "f" * 16, lambda _: None)
-        await instances.recover()
-        found[0] = CARDS
         assert (await read_capabilities(config)).memory_model is model
-        await instances.close()
+    await instances.close()
 
 
 async def test_a_node_that_pulls_by_tag_does_not_say_that_it_pins_images(tmp_path: Path, nvml: FakeNvml) -> None:
@@ -291,10 +293,10 @@ def test_a_path_in_the_settings_that_leads_nowhere_is_a_warning_of_the_node(tmp_
         ({"approved_images": ["engine:3"]}, "approved_images.0: 'engine:3' must be repository@sha256:"),
         ({"approved_images": ["engine:3@sha256:" + "a" * 64]}, "without a tag"),
         ({"approved_images": ["engine@sha256:" + "A" * 64]}, "lower case"),
-        ({"vllm_command": "  "}, "vllm_command: an empty text is no command"),
+        ({"vllm_command": "  "}, "vllm_command: an empty command is not valid"),
         ({"vllm_command": "vllm 'x"}, "is not a command line"),
         ({"download_helper_user": "auto"}, "as its own user"),
-        ({"nvidia_smii": "x"}, "nvidia_smii: there is no such field"),
+        ({"nvidia_smii": "x"}, "nvidia_smii: unknown field"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_said_when_the_agent_starts(
@@ -302,7 +304,7 @@ def test_a_setting_that_cannot_be_used_is_said_when_the_agent_starts(
 ) -> None:
     path = tmp_path / "agent.json"
     path.write_text(json.dumps(fields))
-    with pytest.raises(BadConfig) as refused:
+    with pytest.raises(BadAgentConfig) as refused:
         read_config(path)
     assert says in str(refused.value)
 

@@ -1,4 +1,4 @@
-"""What Docker Engines were seen to answer, replayed."""
+"""Recorded answers of Docker Engines, replayed."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.deliveries import docker_engine, docker_pull
-from agent.deliveries.base import DeliveryFailed, Handle, ImageOrder, Order
+from agent.deliveries.base import DeliveryFailed, Handle, ImageSpec, RunSpec
 from agent.deliveries.docker import DockerDelivery
 from agent.deliveries.docker_container import LAUNCH_LABEL, used_memory
 from agent.deliveries.images import parse
@@ -37,42 +37,50 @@ def container(status: str = "running", launch: str = "l1") -> dict[str, object]:
     }  # fmt: skip
 
 
-ORDER = Order(
+ORDER = RunSpec(
     instance_id="i1", launch_id="l1", argv=(), env={}, log=Path("/dev/null"),
-    image=ImageOrder(IMAGE.reference, None, None, (), 8000, 20_000, None, {}),
+    image=ImageSpec(IMAGE.reference, None, None, (), 8000, 20_000, None, {}, internet=True),
 )  # fmt: skip
 NAME = "mirbad-i1-l1"
 TAKEN = Answer(409, {"message": f'Conflict. The container name "/{NAME}" is already in use by container "9b2".'})
 
 
-def bring(engine: FakeDocker, stop: docker_pull.Stop | None = None) -> list[PullProgress]:
-    told: list[PullProgress] = []
-    docker_pull.bring(engine.host, IMAGE, told.append, stop or docker_pull.Stop())
-    return told
+def bring(engine: FakeDocker, stop: docker_pull.PullStop | None = None) -> list[PullProgress]:
+    reported: list[PullProgress] = []
+    docker_pull.ensure_image(engine.host, IMAGE, reported.append, stop or docker_pull.PullStop())
+    return reported
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "code", "says"),
     [
-        ({"errorDetail": {"message": "no space left on device"}, "error": "no space left on device"}, "disk"),
-        ({"errorDetail": {"message": "manifest unknown"}}, "no such image"),
-        ({"error": "denied: requested access to the resource is denied"}, "log-in"),
-        ({"errorDetail": None, "error": "unexpected EOF"}, "unexpected EOF"),
-        ({"errorDetail": {}, "error": "toomanyrequests"}, "toomanyrequests"),
+        (
+            {"errorDetail": {"message": "no space left on device"}, "error": "no space left on device"},
+            "pull_failed",
+            "disk",
+        ),
+        ({"errorDetail": {"message": "manifest unknown"}}, "image_not_found", "no such image"),
+        ({"error": "denied: requested access to the resource is denied"}, "registry_unauthorized", "login"),
+        ({"errorDetail": None, "error": "unexpected EOF"}, "registry_unreachable", "unexpected EOF"),
+        ({"errorDetail": {}, "error": "toomanyrequests"}, "registry_rate_limited", "toomanyrequests"),
+        ({"error": "odd"}, "pull_failed", "odd"),
     ],
 )
-def test_an_error_inside_an_answer_of_200_is_an_error(engine: FakeDocker, error: object, says: str) -> None:
+def test_an_error_inside_an_answer_of_200_is_an_error(
+    engine: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: object, code: str, says: str
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     lines = [{"status": "Pulling from engine"}, {"status": "Pulling fs layer", "id": "1"}, error]
     engine.answers = {INSPECT: [ABSENT], "POST /images/create": [Answer(lines=lines)]}
     with pytest.raises(DeliveryFailed) as failed:
         bring(engine)
-    assert failed.value.code == "pull_failed"
+    assert failed.value.code == code
     assert says in str(failed.value)
 
 
 def test_a_pull_that_says_nothing_of_an_error_and_brings_nothing_is_an_error(engine: FakeDocker) -> None:
     engine.answers = {INSPECT: [ABSENT], "POST /images/create": [Answer(lines=[{"status": "Downloading"}])]}
-    with pytest.raises(DeliveryFailed, match="does not have it"):
+    with pytest.raises(DeliveryFailed, match="does not list it"):
         bring(engine)
 
 
@@ -85,7 +93,7 @@ def test_an_image_that_is_here_is_not_pulled(engine: FakeDocker) -> None:
 def test_the_bytes_of_a_pull_are_those_of_its_layers_and_no_total_is_made_up(
     engine: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_pull, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(docker_pull, "_REPORT_SECONDS", 0.0)
     lines = [
         {"status": "Pulling fs layer", "id": "1"},
         {"status": "Pulling fs layer", "id": "2"},
@@ -95,12 +103,12 @@ def test_the_bytes_of_a_pull_are_those_of_its_layers_and_no_total_is_made_up(
         {"status": "Pull complete", "id": "1"},
     ]
     engine.answers = {INSPECT: [ABSENT, HERE], "POST /images/create": [Answer(lines=lines)]}
-    told = [(one.done_bytes, one.total_bytes) for one in bring(engine)]
-    assert told == [(None, None), (None, None), (None, None), (4, None), (4, None), (5, 15), (11, 15)]
+    reported = [(one.done_bytes, one.total_bytes) for one in bring(engine)]
+    assert reported == [(None, None), (None, None), (None, None), (4, None), (4, None), (5, 15), (11, 15)]
 
 
 def test_a_pull_that_is_given_up_ends_at_the_next_event(engine: FakeDocker) -> None:
-    stop = docker_pull.Stop()
+    stop = docker_pull.PullStop()
     endless = [{"status": "Downloading", "id": "1"}] * 10_000
     engine.answers = {INSPECT: [ABSENT], "POST /images/create": [Answer(lines=endless, pause=stop.set)]}
     with pytest.raises(docker_pull.PullStopped):
@@ -108,7 +116,7 @@ def test_a_pull_that_is_given_up_ends_at_the_next_event(engine: FakeDocker) -> N
 
 
 def test_a_pull_of_which_the_engine_says_nothing_more_is_given_up_at_once(engine: FakeDocker) -> None:
-    stop, hang = docker_pull.Stop(), threading.Event()
+    stop, hang = docker_pull.PullStop(), threading.Event()
     turns = iter(range(10))
     silent = Answer(lines=[{"status": "Waiting"}] * 3, pause=lambda: next(turns) < 1 or hang.wait(20))
     engine.answers = {INSPECT: [ABSENT], "POST /images/create": [silent]}
@@ -136,9 +144,9 @@ async def test_an_engine_that_was_upgraded_under_the_agent_is_asked_in_its_new_v
     engine.api = "1.41"
     delivery = DockerDelivery(engine.host, "f", "n")
     handle = Handle(launch_id="l1", container_id="c1")
-    assert (await delivery.seen(handle)).running
+    assert (await delivery.observe(handle)).running
     engine.api, engine.minimum = "1.52", "1.44"
-    assert (await delivery.seen(handle)).running
+    assert (await delivery.observe(handle)).running
     versions = [one.version for one in engine.seen if one.path == "/containers/c1/json"]
     assert versions == ["1.41", "1.41", "1.52"]
     await delivery.close()
@@ -146,9 +154,9 @@ async def test_an_engine_that_was_upgraded_under_the_agent_is_asked_in_its_new_v
 
 async def test_an_engine_without_a_version_in_common_is_said_in_words(engine: FakeDocker) -> None:
     engine.answers = {"GET /info": [Answer(400, {"message": "client version 1.47 is too old"})]}
-    assert "no API version in common" in ((await docker_engine.look(engine.host)).problem or "")
+    assert "no common API version" in ((await docker_engine.read_state(engine.host)).problem or "")
     engine.api = "1.12"
-    assert "no API version in common" in ((await docker_engine.look(engine.host)).problem or "")
+    assert "no common API version" in ((await docker_engine.read_state(engine.host)).problem or "")
 
 
 @pytest.mark.parametrize(

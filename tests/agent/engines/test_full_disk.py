@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError
-from agent.running.record import Record, Records
+from agent.running.record import InstanceRecord, RecordStore
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState
 from tests.agent.engines.conftest import Node, spec
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.faults
 def full_from(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the disk be full from the given save on, counted from one; 0 is never."""
     state = {"at": 0, "count": 0}
-    save = Records.save
+    save = RecordStore.save
 
-    async def maybe(self: Records, record: Record) -> None:
+    async def maybe(self: RecordStore, record: InstanceRecord) -> None:
         state["count"] += 1
         if state["at"] and state["count"] >= state["at"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         await save(self, record)
 
-    monkeypatch.setattr(Records, "save", maybe)
+    monkeypatch.setattr(RecordStore, "save", maybe)
     return lambda number: state.update(at=number, count=0)
 
 
@@ -35,7 +35,7 @@ async def test_a_launch_that_cannot_be_written_down_is_refused(node: Node, full_
     with pytest.raises(AgentError) as refused:
         await node.instances.launch("i1", "op1", spec())
     assert refused.value.code is AgentCode.DELIVERY_FAILED
-    assert "make room" in refused.value.detail
+    assert "Free disk space" in refused.value.detail
     full_from(0)
     await node.instances.launch("i1", "op2", spec())
     await node.until("i1", InstanceState.READY)

@@ -1,4 +1,4 @@
-"""GPUs as ``nvidia-smi`` tells them, where the library cannot be used."""
+"""GPUs as reported by ``nvidia-smi``, where the library cannot be used."""
 
 import pytest
 
@@ -37,10 +37,10 @@ def test_when_one_lost_card_silences_the_program_each_is_asked_alone(machine: Ma
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "make the container again"),
+        ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "recreate the container"),
         (
             "echo 'Failed to initialize NVML: Driver/library version mismatch'; echo 'NVML library version'; exit 18",
-            "reboot the machine",
+            "Reboot the machine",
         ),
     ],
 )
@@ -80,7 +80,7 @@ def test_an_older_program_is_asked_for_what_it_knows(machine: Machine) -> None:
 
 
 def test_a_name_with_a_comma_is_a_name(machine: Machine) -> None:
-    machine.smi("echo '0, GPU-0, RTX 6000, Blackwell, 97887, 1, 3, 40, 50, 12.0, 580, 0000:41:00.0, 600, [N/A]'")
+    machine.smi("echo '0, GPU-0, RTX 6000, Blackwell, 97887, 1, 3, 40, 50, 12.0, 580, 0000:41:00.0, 600, [N/A], None'")
     (found,) = machine.cards().cards
     assert (found.name, found.total_bytes) == ("RTX 6000, Blackwell", 97887 * 2**20)
 

@@ -1,4 +1,4 @@
-"""Whose memory it is: processes on GPUs belong to engines, at any remove; what cannot be read is split evenly."""
+"""Owners of GPU memory: processes on GPUs belong to engines, at any remove; what cannot be read is split evenly."""
 
 import os
 import subprocess
@@ -16,16 +16,16 @@ GIB = 2**30
 
 
 def view(name: str, **also: object) -> InstanceView:
-    told: dict[str, object] = {
+    reported: dict[str, object] = {
         "instance_id": f"i-{name}", "model_id": name, "generation": 1, "config_hash": "0" * 64, "operation_id": "o",
         "runtime": Runtime.VLLM, "delivery": Delivery.PROCESS, "state": InstanceState.READY,
     }  # fmt: skip
-    return InstanceView.model_validate(told | also)
+    return InstanceView.model_validate(reported | also)
 
 
 def status(*processes: tuple[int, int | None], uuid: str = "GPU-1", **also: object) -> GpuStatus:
-    told = tuple(GpuProcess(pid=pid, used_bytes=used) for pid, used in processes)
-    return GpuStatus.model_validate({"uuid": uuid, "processes": told, "used_bytes": 20 * GIB} | also)
+    reported = tuple(GpuProcess(pid=pid, used_bytes=used) for pid, used in processes)
+    return GpuStatus.model_validate({"uuid": uuid, "processes": reported, "used_bytes": 20 * GIB} | also)
 
 
 class Proc:
@@ -142,8 +142,8 @@ def test_real_descendants_are_found() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True) as leader:
         while not (children := Path(f"/proc/{leader.pid}/task/{leader.pid}/children").read_text().split()):
             pass
-        told = status((int(children[0]), GIB), (os.getpid(), GIB))
-        (found,) = attribute([told], [view("a", pid=leader.pid)])
+        reported = status((int(children[0]), GIB), (os.getpid(), GIB))
+        (found,) = attribute([reported], [view("a", pid=leader.pid)])
         leader.communicate(b"\n")
     assert uses(found) == [("a", GIB, True)]
 
@@ -151,15 +151,15 @@ def test_real_descendants_are_found() -> None:
 def test_a_card_that_tells_no_processes_is_split_though_another_tells_them(proc: Proc) -> None:
     proc.add(100, 1, 100)
     engine = view("a", pid=100, gpu_uuids=("GPU-1", "GPU-2"))
-    told, closed = attribute(
+    reported, closed = attribute(
         [status((100, 3 * GIB)), status(processes=None, used_bytes=7 * GIB, uuid="GPU-2")], [engine], proc.folder
     )
-    assert (uses(told), uses(closed)) == ([("a", 3 * GIB, True)], [("a", 7 * GIB, False)])
+    assert (uses(reported), uses(closed)) == ([("a", 3 * GIB, True)], [("a", 7 * GIB, False)])
 
 
 def test_processes_that_are_hidden_from_the_agent_may_be_the_engines(proc: Proc) -> None:
     proc.add(100, 1, 100)
     proc.add(900, 1, 900, name="Xorg")
-    told = status((900, GIB), (7777, 12 * GIB), used_bytes=14 * GIB)
-    (found,) = attribute([told], [view("a", pid=100, gpu_uuids=("GPU-1",))], proc.folder)
+    reported = status((900, GIB), (7777, 12 * GIB), used_bytes=14 * GIB)
+    (found,) = attribute([reported], [view("a", pid=100, gpu_uuids=("GPU-1",))], proc.folder)
     assert uses(found) == [("a", 13 * GIB, False)]

@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's library tells them: cards that answer in part, that are lost, that share the machine's memory."""
+"""GPUs as reported by NVIDIA's library: cards that answer in part, are lost, or share the machine's memory."""
 
 import pytest
 
@@ -131,8 +131,8 @@ def test_a_card_in_mig_mode_without_a_slice_says_what_to_do(machine: Machine) ->
 
 @pytest.mark.parametrize("old", [False, True])
 def test_processes_are_told_by_older_drivers_too_and_what_is_no_process_is_none(machine: Machine, old: bool) -> None:
-    told = f"4294967295:5,10:{GIB},0:7,11:na"
-    machine.library(old=old).cards(card(0, processes=told, graphics=f"10:{GIB},12:{2**20}"))
+    reported = f"4294967295:5,10:{GIB},0:7,11:na"
+    machine.library(old=old).cards(card(0, processes=reported, graphics=f"10:{GIB},12:{2**20}"))
     (found,) = machine.cards().cards
     assert {(one.pid, one.used_bytes) for one in found.processes or ()} == {(10, GIB), (11, None), (12, 2**20)}
 

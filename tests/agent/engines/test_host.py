@@ -20,7 +20,8 @@ def test_swap_and_huge_pages_are_not_memory_that_can_be_had(tmp_path: Path, monk
         "Hugetlb:        67108864 kB\n"
     )
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
-    monkeypatch.setattr("agent.telemetry.host._cgroup_number", lambda name: None)
+    monkeypatch.setattr("agent.telemetry.cgroups.memory_limit", lambda: None)
+    monkeypatch.setattr("agent.telemetry.cgroups.memory_free", lambda: None)
     status = read_host(tmp_path)
     assert status.memory_total_bytes == 120 * GIB
     assert status.memory_available_bytes == 30 * GIB, "12 GiB of free swap and 32 GiB of free huge pages do not count"

@@ -12,6 +12,7 @@ from agent.errors import AgentError
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState
 from tests.agent.engines.conftest import Node, spec
+from tests.waiting import stays_async
 
 READY, EXITED = InstanceState.READY, InstanceState.EXITED
 
@@ -23,6 +24,7 @@ async def test_an_engine_starts_answers_with_its_key_and_stops(node: Node) -> No
     assert view.pid
     assert view.start_seconds is not None
     assert view.start_seconds > 0
+    assert view.context_length == 8192
     target = node.instances.target("i1")
     url = f"http://{target.host}:{target.port}/v1/models"
     async with aiohttp.ClientSession() as session:
@@ -34,7 +36,7 @@ async def test_an_engine_starts_answers_with_its_key_and_stops(node: Node) -> No
     ended = await node.until("i1", EXITED)
     assert (ended.stop_requested, ended.exit_code, ended.reason_code) == (True, 0, "stopped")
     assert node.processes() == []
-    states = [view.state for view in node.told]
+    states = [view.state for view in node.reported]
     assert [states[0], states[-1]] == [InstanceState.PREPARING, EXITED]
     assert InstanceState.STARTING in states
 
@@ -141,11 +143,16 @@ async def test_a_launch_can_be_stopped_while_it_loads(node: Node) -> None:
 
 
 async def test_a_stop_right_after_the_launch_leaves_nothing_running(node: Node) -> None:
-    for number in range(8):
-        await node.instances.launch(f"i{number}", f"op{number}", spec())
-        await asyncio.sleep(number * 0.01)
-        await node.instances.stop(f"i{number}", 2.0)
-    for number in range(8):
+    def reports(instance_id: str) -> int:
+        return sum(view.instance_id == instance_id for view in node.reported)
+
+    # After the launch, the choice of a port, the intent, the handle, and the first probe.
+    for number in range(1, 6):
+        instance_id = f"i{number}"
+        await node.instances.launch(instance_id, f"op{number}", spec())
+        await node.until_reported(lambda key=instance_id, least=number: reports(key) >= least)  # type: ignore[misc]
+        await node.instances.stop(instance_id, 2.0)
+    for number in range(1, 6):
         view = await node.until(f"i{number}", EXITED)
         assert view.stop_requested
     assert node.processes() == []
@@ -165,7 +172,7 @@ async def test_a_taken_port_is_left_alone_and_another_one_is_used(node: Node, mo
     await node.instances.launch("i1", "op1", spec())
     await node.until("i1", READY)
     assert node.instances.target("i1").port != taken
-    texts = [view.progress.text for view in node.told if view.progress]
+    texts = [view.progress.text for view in node.reported if view.progress]
     assert any(str(taken) in text and "another port" in text for text in texts)
     stranger.close()
 
@@ -173,16 +180,16 @@ async def test_a_taken_port_is_left_alone_and_another_one_is_used(node: Node, mo
 async def test_an_answer_of_another_program_on_the_port_is_not_readiness(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two engines are given the same port: the second dies on it, whoever answers there."""
+    """Two engines are given the same port: the second exits, whichever answers probes there."""
     from agent.running import ports
 
     await node.instances.launch("i1", "op1", spec())
     await node.until("i1", READY)
     port = node.instances.target("i1").port
     monkeypatch.setattr(ports, "choose", lambda used: port)
-    await node.instances.launch("i2", "op2", spec(model_id="m2", start_timeout_seconds=2))
-    view = await node.until("i2", EXITED, seconds=30)
-    assert READY not in [seen.state for seen in node.told if seen.instance_id == "i2"]
+    await node.instances.launch("i2", "op2", spec(model_id="m2", start_timeout_seconds=30))
+    view = await node.until("i2", EXITED, seconds=60)
+    assert READY not in [seen.state for seen in node.reported if seen.instance_id == "i2"]
     assert view.reason_code == "engine_exited"
     assert node.instances.view("i1").state is READY
 
@@ -228,3 +235,18 @@ async def test_everything_of_this_folder_can_be_stopped_at_once(node: Node) -> N
     assert set(await node.instances.stop_everything(2.0)) == {"i0", "i1", "i2"}
     assert {view.state for view in node.instances.views()} == {EXITED}
     assert node.processes() == []
+
+
+async def test_an_unhealthy_engine_has_the_newest_reason(node: Node) -> None:
+    await node.instances.launch("i1", "op1", spec(args=("--unhealthy-after-seconds", "0.5")))
+    failing = "The engine is running but fails its health checks."
+    await node.until_reported(lambda: node.instances.view("i1").reason == failing)
+    supervisor = node.instances._supervisors["i1"]
+    text = "Docker does not answer on this node, so the state of the engine is unknown."
+    await supervisor._set(state=InstanceState.UNHEALTHY, reason=text, reason_code="runtime_unavailable")
+    await node.until_reported(lambda: node.instances.view("i1").reason == failing)
+    assert node.instances.view("i1").reason_code == "unhealthy"
+    written = len(node.reported)
+    await stays_async(lambda: len(node.reported) == written, "the same reason is not reported again", 0.5)
+    await node.instances.stop("i1", 1.0)
+    assert (await node.until("i1", EXITED)).reason_code == "stopped"

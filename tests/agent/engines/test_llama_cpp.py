@@ -45,6 +45,7 @@ async def test_a_real_model_loads_and_streams_with_usage(node: Node, model: Sour
     await node.instances.launch("i1", "op1", llama(model, served_names=("org/smol", "another")))
     view = await node.until("i1", InstanceState.READY, seconds=60)
     assert view.start_seconds
+    assert view.context_length == 1024
     events = await stream(
         node.instances.target("i1"),
         {
@@ -114,3 +115,16 @@ async def test_weights_that_cannot_be_used_are_refused(node: Node, source: Sourc
         await node.instances.launch("i1", "op1", llama(source))
     assert refused.value.code is code
     assert node.instances.views() == ()
+
+
+@pytest.mark.parametrize("args", [("--parallel", "2"), ()])
+async def test_each_request_has_the_context_of_the_model(node: Node, model: SourceSpec, args: tuple[str, ...]) -> None:
+    await node.instances.launch("i1", "op1", llama(model, args=args, context_length=512))
+    await node.until("i1", InstanceState.READY, seconds=60)
+    target = node.instances.target("i1")
+    headers = {"Authorization": f"Bearer {target.api_key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(f"http://{target.host}:{target.port}/props") as answer,
+    ):
+        assert (await answer.json())["default_generation_settings"]["n_ctx"] == 512

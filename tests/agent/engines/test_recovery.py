@@ -1,4 +1,4 @@
-"""What becomes of engines when their agent is killed: nothing runs twice, nothing is lost."""
+"""Recovery of engines after their agent was killed: nothing runs twice, nothing is lost."""
 
 import asyncio
 import json
@@ -15,7 +15,8 @@ import pytest
 from agent import clock
 from agent.config import AgentConfig
 from agent.wire.instances import InstanceState
-from tests.agent.engines.conftest import Node, spec
+from tests.agent.engines.conftest import Node, kill, spec
+from tests.waiting import until_async
 
 ROOT = Path(__file__).resolve().parents[3]
 MakeNode = Callable[[AgentConfig], Node]
@@ -105,9 +106,8 @@ async def test_an_engine_that_ended_while_the_agent_was_away_has_ended(node: Nod
     await node.instances.launch("i1", "op1", spec())
     view = await node.until("i1", InstanceState.READY)
     await node.instances.close()
-    os.kill(view.pid or 0, signal.SIGKILL)
-    await asyncio.sleep(0.2)
-    node.instances = node._new()
+    await kill(view.pid)
+    node.instances = node.new_agent()
     await node.instances.recover()
     ended = node.instances.view("i1")
     assert (ended.state, ended.reason_code, ended.stop_requested) == (InstanceState.EXITED, "engine_exited", False)
@@ -127,7 +127,7 @@ async def test_an_engine_of_an_earlier_boot_is_lost_even_if_its_pid_is_in_use(
     record["boot_id"] = record["handle"]["boot_id"] = "another boot"
     record["handle"]["pid"] = os.getpid()
     path.write_text(json.dumps(record))
-    node.instances = node._new()
+    node.instances = node.new_agent()
     await node.instances.recover()
     assert node.instances.view("i1").state is InstanceState.LOST
 
@@ -143,15 +143,13 @@ async def test_a_stranger_with_the_pid_of_an_engine_is_not_touched(node: Node) -
     record = json.loads(path.read_text())
     record["handle"]["pid"] = stranger.pid
     path.write_text(json.dumps(record))
-    node.instances = node._new()
+    node.instances = node.new_agent()
     await node.instances.recover()
     assert node.instances.view("i1").state is InstanceState.EXITED
     await node.instances.stop("i1", 0.1)
     await node.instances.stop_everything(0.1)
-    await asyncio.sleep(0.2)
-    assert stranger.returncode is None
-    stranger.kill()
-    await stranger.wait()
+    stranger.send_signal(signal.SIGUSR1)
+    assert await stranger.wait() == -signal.SIGUSR1, "an earlier signal of the agent would have ended it"
 
 
 async def test_a_record_that_cannot_be_read_is_put_aside_and_the_others_are_taken_up(node: Node) -> None:
@@ -160,7 +158,7 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_the_others_are_take
     await node.instances.close()
     folder = node.config.state_dir / "instances"
     (folder / "i0.json").write_text("{half a rec")
-    node.instances = node._new()
+    node.instances = node.new_agent()
     await node.instances.recover()
     assert [view.instance_id for view in node.instances.views()] == ["i1"]
     assert [path.name for path in folder.glob("i0.unreadable-*")]
@@ -171,7 +169,8 @@ async def test_the_log_goes_on_over_a_restart_of_the_agent(node: Node) -> None:
     await node.until("i1", InstanceState.READY)
     first = await node.instances.log("i1", 1000, None)
     await node.restart()
-    await asyncio.sleep(0.4)
+    log = node.config.state_dir / "instances" / "i1.log"
+    await until_async(lambda: log.stat().st_size > first.next, "the engine to write on")
     second = await node.instances.log("i1", 1000, first.next)
     assert second.lines
     assert not second.truncated
@@ -186,12 +185,11 @@ async def test_an_engine_that_went_with_its_container_is_lost_and_so_is_started_
     await node.instances.launch("i1", "op1", spec())
     view = await node.until("i1", InstanceState.READY)
     await node.instances.close()
-    os.kill(view.pid or 0, signal.SIGKILL)
-    await asyncio.sleep(0.2)
+    await kill(view.pid)
     before = clock.init_ticks()
     assert before is not None
     monkeypatch.setattr(clock, "init_ticks", lambda: before + 100)
-    node.instances = node._new()
+    node.instances = node.new_agent()
     await node.instances.recover()
     assert node.instances.view("i1").state is InstanceState.LOST
 

@@ -1,6 +1,6 @@
 """`make bench-gateway`: this gateway and others, one after the other in many short rounds, on one machine.
 
-What is measured runs on one core, engine and clients on the others. Each figure is the median of its rounds. CPU is
+The measured proxy runs on one core, engine and clients on the others. Each figure is the median of its rounds. CPU is
 that of the proxy's processes alone, so it holds even when something else keeps the machine busy; requests per second
 do not. ``MIRBAD_BENCH_ROUNDS``, ``MIRBAD_BENCH_SECONDS`` and ``MIRBAD_BENCH_PEERS`` (comma-separated) shorten a run.
 """
@@ -25,6 +25,7 @@ import psutil
 from tests.bench.gateway import peers, trust
 from tests.bench.gateway.peers import Missing, Place
 from tests.bench.services import free_port
+from tests.waiting import until
 
 ROUNDS = int(os.environ.get("MIRBAD_BENCH_ROUNDS", "5"))
 SECONDS = int(os.environ.get("MIRBAD_BENCH_SECONDS", "1"))
@@ -39,7 +40,7 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 
 @dataclass
-class Line:
+class BenchPath:
     """One path from client to engine."""
 
     name: str
@@ -52,7 +53,7 @@ class Line:
     broken: int = 0
 
     def cpu_seconds(self) -> float:
-        """CPU that its processes, children included, have used."""
+        """Return the CPU time of its processes and their children."""
         total = 0.0
         for running in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -65,7 +66,7 @@ class Line:
 
 
 class Bench:
-    """Starts what is measured, and everything around it; `close` ends all of it."""
+    """The processes of one run: proxies, engines and their files. `close` ends them all."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -76,7 +77,7 @@ class Bench:
         self.other_cores = _CORES[1:] or _CORES
         self.skipped: dict[str, str] = {}
         self.own_seconds: dict[str, float] = {}
-        self.paths: list[Line] = []
+        self.paths: list[BenchPath] = []
 
     def close(self) -> None:
         """End every process, then remove the folder."""
@@ -89,7 +90,7 @@ class Bench:
             "MIRBAD_DATA": str(self.folder / "data"),
             "MIRBAD_SECRET_KEY": "x" * 64,
             "DISABLE_ADMIN_UI": "True",
-            # LiteLLM serves without a key of its own only when it is told that this is no production
+            # LiteLLM serves without a master key only with this set
             "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
         }
         log = (self.folder / f"{name}.log").open("wb")
@@ -98,16 +99,15 @@ class Bench:
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )  # fmt: skip
         self._stack.callback(_end, running)
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline and running.poll() is None:
-            if _listens(port):
-                return running
-            time.sleep(0.1)
+        with contextlib.suppress(AssertionError):
+            until(lambda: _listens(port) or running.poll() is not None, name, _START_SECONDS, every=0.1)
+        if running.poll() is None and _listens(port):
+            return running
         _end(running)
         raise Missing(f"{name} does not start: {(self.folder / f'{name}.log').read_text()[-400:].strip()}")
 
     def engine(self, *, small: bool, tls: bool) -> int:
-        """An engine on the other cores: nginx for small answers when it is here, else our own."""
+        """Start an engine on the other cores and return its port: nginx for small answers if installed, else ours."""
         port = free_port()
         name = f"engine-{'small' if small else 'streams'}{'-tls' if tls else ''}"
         folder = self.tls if tls else None
@@ -121,19 +121,19 @@ class Bench:
         return port
 
     def add(self, name: str, upstream: int, make: Callable[[Place], Sequence[str]], *, tls: bool = False) -> None:
-        """Start one path, or note why it is skipped."""
+        """Start one path, or record why it is skipped."""
         peer = name.split(" ", maxsplit=1)[0]
         if WANTED and peer not in WANTED:
             return
         port = free_port()
         try:
             place = Place(port, upstream, _made(self.folder / f"{peer}-{port}"), self.tls if tls else None)
-            self.paths.append(Line(name, port, [self.run(make(place), port, self.proxy_core, f"{peer}-{port}")]))
+            self.paths.append(BenchPath(name, port, [self.run(make(place), port, self.proxy_core, f"{peer}-{port}")]))
         except Missing as error:
             self.skipped[name] = str(error)
 
     def add_both_hops(self, name: str, engine: int) -> None:
-        """The gateway, mutual TLS, the agent's relay, the engine."""
+        """Start the path through both hops: gateway, mutual TLS, the agent's relay, the engine."""
         if WANTED and "mirbad" not in WANTED:
             return
         middle = free_port()
@@ -178,7 +178,7 @@ wrk.headers["Authorization"] = "Bearer %s"
 """
 
 
-def _small(bench: Bench, path: Line, connections: int, seconds: int) -> None:
+def _small(bench: Bench, path: BenchPath, connections: int, seconds: int) -> None:
     script = bench.folder / "wrk.lua"
     script.write_text(_WRK % trust.SECRET)
     before = path.cpu_seconds()
@@ -196,7 +196,7 @@ def _small(bench: Bench, path: Line, connections: int, seconds: int) -> None:
     path.p50[connections].append(float(value) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit])
 
 
-def _streams(path: Line, streams: int, bench: Bench) -> None:
+def _streams(path: BenchPath, streams: int, bench: Bench) -> None:
     before = path.cpu_seconds()
     command = [sys.executable, "-m", "tests.bench.gateway.listener"]
     cores = ",".join(map(str, bench.other_cores))
@@ -211,8 +211,8 @@ def _streams(path: Line, streams: int, bench: Bench) -> None:
         path.event_cpu[streams].append((path.cpu_seconds() - before) / found["events"] * 1e6)
 
 
-def _own_seconds(path: Line) -> float:
-    """The mean of what the gateway itself measured: the time of a request less its waiting."""
+def _own_seconds(path: BenchPath) -> float:
+    """Return the mean overhead that the gateway reports: the time of a request less its waiting."""
     with urllib.request.urlopen(f"http://127.0.0.1:{path.port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     name = "mirbad_gateway_overhead_seconds"
@@ -228,12 +228,12 @@ def _found(pattern: str, text: str) -> str:
 
 
 def small_answers(tls: bool) -> Bench:
-    """Measure small answers; the bench is closed, its figures stay."""
+    """Measure small answers. Return the bench, closed, with its figures."""
     bench = Bench()
     try:
         engine = bench.engine(small=True, tls=tls)
         if not tls:
-            bench.paths.append(Line("straight", engine, []))
+            bench.paths.append(BenchPath("straight", engine, []))
         bench.add("nginx", engine, peers.nginx, tls=tls)
         bench.add("caddy", engine, peers.caddy, tls=tls)
         bench.add("envoy", engine, peers.envoy, tls=tls)
@@ -252,7 +252,7 @@ def small_answers(tls: bool) -> Bench:
             for connections in CONNECTIONS:
                 for path in bench.paths:
                     if path.name in _SLOW and (number or connections == CONNECTIONS[-1]):
-                        continue  # one long round says enough, at the pace it has
+                        continue  # it is so slow that one long round is enough
                     _small(bench, path, connections, 10 * SECONDS if path.name in _SLOW else SECONDS)
         for path in bench.paths:
             if path.name.startswith("mirbad"):
@@ -263,7 +263,7 @@ def small_answers(tls: bool) -> Bench:
 
 
 def event_streams(tls: bool) -> Bench:
-    """Measure streams; the bench is closed, its figures stay."""
+    """Measure streams. Return the bench, closed, with its figures."""
     bench = Bench()
     try:
         engine = bench.engine(small=False, tls=tls)
@@ -291,7 +291,7 @@ def event_streams(tls: bool) -> Bench:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The middle one, None of nothing."""
+    """Return the median, None without values."""
     return statistics.median(values) if values else None
 
 
@@ -300,7 +300,7 @@ def _cell(value: float | None, width: int = 9, digits: int = 0) -> str:
 
 
 def tables(small: Bench, streams: Bench, *, title: str) -> Iterator[str]:
-    """The figures as lines."""
+    """Return the figures as lines of text."""
     yield f"{title}: small answers" + " " * 10 + "requests/s at 1, 32, 128 | CPU us/request at 32 | p50 ms at 1"
     for path in small.paths:
         rates = "".join(_cell(median(path.requests[n])) for n in CONNECTIONS)
@@ -318,14 +318,14 @@ def tables(small: Bench, streams: Bench, *, title: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure, print."""
+    """Measure all and print the tables."""
     began = time.monotonic()
     print(f"load before the run: {os.getloadavg()[0]:.1f} on {len(_CORES)} cores", flush=True)
     for tls in (False, True):
         small, streams = small_answers(tls), event_streams(tls)
         for line in tables(small, streams, title="mutual TLS to the engine" if tls else "plain"):
             print(line, flush=True)
-    print(f"load after the run: {os.getloadavg()[0]:.1f}; it took {time.monotonic() - began:.0f} s")
+    print(f"load after the run: {os.getloadavg()[0]:.1f}; duration {time.monotonic() - began:.0f} s")
     return 0
 
 

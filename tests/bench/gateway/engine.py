@@ -1,7 +1,7 @@
 """An engine that costs next to nothing: one small answer, or a stream of events at a steady rate.
 
 ``python -m tests.bench.gateway.engine PORT EVENTS EVERY_MS [FOLDER]``; with a folder it speaks mutual TLS with the
-files in there. It answers as an agent does, so that the gateway can be measured with one hop as well.
+files in there. It responds as an agent does, so that the gateway can be measured with one hop as well.
 """
 
 import asyncio
@@ -48,16 +48,16 @@ CALLING = json.dumps(
 
 
 def _calling_events() -> bytes:
-    """A call in pieces: its name first, then its arguments, cut anywhere."""
+    """Return a tool call in pieces: its name first, then its arguments, cut anywhere."""
     first = {**_CALL, "index": 0, "function": {"name": "weather", "arguments": ""}}
     rest = ({"index": 0, "function": {"arguments": piece}} for piece in ('{"ci', 'ty": "Pa', 'ris"}'))
     deltas = [{"role": "assistant", "content": None, "tool_calls": [first]}, *({"tool_calls": [one]} for one in rest)]
-    said = b""
+    events = b""
     for delta, reason in [*((delta, None) for delta in deltas), ({}, "tool_calls")]:
         choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
         event = {"id": "chatcmpl-2", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices}
-        said += b"data: %b\n\n" % json.dumps(event).encode()
-    return said + DONE
+        events += b"data: %b\n\n" % json.dumps(event).encode()
+    return events + DONE
 
 
 _HEAD = b"HTTP/1.1 200 OK\r\nMirbad-Answer: engine\r\n"
@@ -117,7 +117,7 @@ class Served(asyncio.Protocol):
 
 
 async def main(port: int, events: int, every_ms: float, folder: str = "") -> None:
-    """Serve for ever."""
+    """Serve until killed."""
     context = None
     if folder:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=Path(folder) / "ca.pem")

@@ -16,7 +16,7 @@ from tests.bench.gateway.engine import DONE, EVENT
 
 
 class Stream(asyncio.Protocol):
-    """One request; the answer is counted as it comes and compared with what the engine says."""
+    """One request; its response is counted as it arrives and compared with the events that the engine sends."""
 
     def __init__(self, request: bytes, over: "asyncio.Future[None]") -> None:
         self._request, self._over = request, over
@@ -49,7 +49,7 @@ class Stream(asyncio.Protocol):
 
     @property
     def digest(self) -> str:
-        """Of every byte of the body."""
+        """Return the SHA-256 of the body."""
         return self._hash.hexdigest()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,7 +58,7 @@ class Stream(asyncio.Protocol):
 
 
 async def main(port: int, path: str, key: str, streams: int) -> None:
-    """Open all streams, wait for their ends."""
+    """Open all streams and wait until they end."""
     loop = asyncio.get_running_loop()
     body = json.dumps(
         {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Say something."}]}
@@ -76,15 +76,17 @@ async def main(port: int, path: str, key: str, streams: int) -> None:
         ends.append(over)
     await asyncio.wait(ends, timeout=float(os.environ.get("MIRBAD_BENCH_LISTEN_SECONDS", "30")))
     lengths = {stream.events for stream in found}
-    said = hashlib.sha256(EVENT * max(lengths, default=0) + DONE).hexdigest()
+    right = hashlib.sha256(EVENT * max(lengths, default=0) + DONE).hexdigest()
     firsts = sorted(stream.first for stream in found if stream.first is not None)
     print(
         json.dumps(
             {
                 "events": sum(stream.events for stream in found),
                 "whole": sum(stream.whole for stream in found),
-                "same": sum(stream.whole and stream.digest == said for stream in found),
-                "odd": [stream.last[-300:].decode("utf-8", "replace") for stream in found if stream.digest != said][:3],
+                "same": sum(stream.whole and stream.digest == right for stream in found),
+                "odd": [stream.last[-300:].decode("utf-8", "replace") for stream in found if stream.digest != right][
+                    :3
+                ],
                 "first_p50": firsts[len(firsts) // 2] if firsts else None,
                 "event_bytes": len(EVENT),
             }

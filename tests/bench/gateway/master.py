@@ -1,6 +1,6 @@
-"""A gateway with Django beside it, or an agent's relay, as a process of its own, by a table made by hand.
+"""A gateway with Django beside it, or an agent's relay, as a process of its own, with a given routing table.
 
-``python -m tests.bench.gateway.master gateway DOOR PORT UPSTREAM_PORT [FOLDER]`` and
+``python -m tests.bench.gateway.master gateway PROTOCOL PORT UPSTREAM_PORT [FOLDER]`` and
 ``python -m tests.bench.gateway.master relay PORT ENGINE_PORT FOLDER``. A folder holds the files of mutual TLS.
 """
 
@@ -36,7 +36,7 @@ class Instances:
 
 
 async def relay(port: int, engine_port: int, folder: str) -> None:
-    """The second hop."""
+    """Serve as the second hop: the agent's relay."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=Path(folder) / "ca.pem")
     context.load_cert_chain(Path(folder) / "node.pem", Path(folder) / "node.key")
     context.verify_mode = ssl.CERT_REQUIRED
@@ -46,16 +46,16 @@ async def relay(port: int, engine_port: int, folder: str) -> None:
     await server.serve_forever()
 
 
-async def gateway(door: str, port: int, upstream_port: int, folder: str = "") -> None:
-    """The first hop, under uvicorn, with the whole of Django beside it."""
+async def gateway(protocol: str, port: int, upstream_port: int, folder: str = "") -> None:
+    """Serve as the first hop: the gateway inside uvicorn, with all of Django beside it."""
     import uvicorn
     from django.core.asgi import get_asgi_application
 
     django = get_asgi_application()
     from models_app.gateway import metrics
-    from models_app.gateway.door import Gateway, Options
-    from models_app.gateway.front import Front
-    from models_app.gateway.table import Key, Model, NodeState, Route, RouteState, Table
+    from models_app.gateway.protocol import V1ProtocolFactory
+    from models_app.gateway.service import Gateway, GatewayOptions
+    from models_app.gateway.table import KeyEntry, ModelEntry, NodeState, RouteEntry, RouteState, RoutingTable
     from models_app.keys import digest
     from nodes.link.transport import Endpoint
 
@@ -64,17 +64,17 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
         context = ssl.create_default_context(cafile=Path(folder) / "ca.pem")
         context.load_cert_chain(Path(folder) / "master.pem", Path(folder) / "master.key")
     end = Endpoint("n", "127.0.0.1", upstream_port, NAME, context, loopback_allowed=True)  # type: ignore[arg-type]
-    route = Route("p1", "m", "n", 1, RouteState.READY)
-    table = Table(
+    route = RouteEntry("p1", "m", "n", 1, RouteState.READY)
+    table = RoutingTable(
         version=1,
-        keys={digest(SECRET): Key(1, "bench", None, None)},
-        models={"m": Model("m", ("m",), 1700000000, 60.0, 60.0, 0.0, (route,))},
+        keys={digest(SECRET): KeyEntry(1, "bench", None, None)},
+        models={"m": ModelEntry("m", ("m",), 1700000000, 60.0, 60.0, 0.0, (route,))},
         nodes={"n": NodeState.SERVING},
         endpoints={"n": end},
     )
 
     class Fixed:
-        def read(self, known: int | None) -> Table | None:
+        def read(self, known: int | None) -> RoutingTable | None:
             return None if known == 1 else table
 
         def write(self, used: set[int], sums: Mapping[Any, Any]) -> None:
@@ -83,7 +83,7 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
         def close(self) -> None:
             pass
 
-    core = Gateway(Options(64 * 1024 * 1024, 4096), source=Fixed(), sink=Fixed())
+    core = Gateway(GatewayOptions(64 * 1024 * 1024, 4096), source=Fixed(), sink=Fixed())
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/metrics":
@@ -102,7 +102,7 @@ async def gateway(door: str, port: int, upstream_port: int, folder: str = "") ->
         access_log=False,
         log_level="warning",
         backlog=2048,
-        http=Front(core.serve) if door == "fast" else "httptools",  # type: ignore[arg-type]
+        http=V1ProtocolFactory(core.serve) if protocol == "fast" else "httptools",  # type: ignore[arg-type]
     )
     await uvicorn.Server(config).serve()
 

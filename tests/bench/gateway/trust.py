@@ -15,7 +15,7 @@ SECRET = "ssk_" + "a" * 43
 
 
 def write(folder: Path) -> Path:
-    """Make the files in `folder`."""
+    """Write the files into `folder` and return it."""
     now = datetime.now(UTC)
     ca_key, node_key, master_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     ca = certs.make_ca(ca_key, now)

@@ -7,10 +7,13 @@ import hmac
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
+
+from tests.waiting import pause_async
 
 LARGE_BYTES = 64 * 1024
 """Files from this size on lie in the store; smaller ones are answered by the hub itself."""
@@ -19,7 +22,7 @@ _BLOCK = 64 * 1024
 
 
 def git_sha1(data: bytes) -> str:
-    """What Git calls a blob."""
+    """Return the SHA-1 by which Git names a blob."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -54,7 +57,11 @@ class Seen:
 
 @dataclass
 class Faults:
-    """What goes wrong; a test changes it while the hub runs. Counts are used up."""
+    """Faults of the hub; a test changes them while it runs. Counts are used up, and so are refusals by origin.
+
+    Until `limited_until` (monotonic) each request for a file is refused with 429 and the headers of `limit`, which gets
+    the seconds that are left.
+    """
 
     cut_after: int | None = None
     cuts: int = 0
@@ -64,6 +71,9 @@ class Faults:
     corrupt: int = 0
     bytes_per_second: float | None = None
     silent: bool = False
+    refusals: dict[str, list[tuple[int, dict[str, str]]]] = field(default_factory=dict)
+    limited_until: float = 0.0
+    limit: Callable[[float], dict[str, str]] = lambda left: {"Retry-After": f"{left:.3f}"}
 
 
 class Hub:
@@ -128,7 +138,7 @@ class Hub:
         for runner in self._runners:
             await runner.cleanup()
         # Transports say good-bye in the loop's next turns.
-        await asyncio.sleep(0.05)
+        await pause_async(0.05)
 
     def _note(self, origin: str, request: web.Request) -> str | None:
         sent = request.headers.get("Authorization", "")
@@ -165,8 +175,10 @@ class Hub:
 
     async def _model(self, request: web.Request) -> web.Response:
         if self.faults.silent:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         found = self._find(request)
+        if (refused := self._refused("api")) is not None:
+            return refused
         blobs = request.query.get("blobs", "").lower() in ("1", "true")
         return web.json_response(
             {
@@ -204,8 +216,10 @@ class Hub:
     async def _resolve(self, request: web.Request) -> web.StreamResponse:
         found = self._find(request)
         if self.faults.silent:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         self._require_access(found, self.seen[-1].token)
+        if (refused := self._refused("hub")) is not None:
+            return refused
         data = found.files.get(request.match_info["path"])
         if data is None:
             raise web.HTTPNotFound(headers={"X-Error-Code": "EntryNotFound"})
@@ -221,11 +235,20 @@ class Hub:
         headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(data)), "Location": address}
         return web.Response(status=302, headers=headers)
 
+    def _refused(self, origin: str) -> web.Response | None:
+        if waiting := self.faults.refusals.get(origin):
+            status, headers = waiting.pop(0)
+            return web.Response(status=status, headers=headers)
+        left = self.faults.limited_until - time.monotonic()
+        return web.Response(status=429, headers=self.faults.limit(left)) if origin == "hub" and left > 0 else None
+
     def _sign(self, digest: str, until: str) -> str:
         return hmac.new(self._key, f"{digest}|{until}".encode(), "sha256").hexdigest()
 
     async def _blob(self, request: web.Request) -> web.StreamResponse:
         self._note("store", request)
+        if (refused := self._refused("store")) is not None:
+            return refused
         digest, until = request.match_info["digest"], request.query["until"]
         expired = float(until) < time.time() or self.faults.expired > 0
         self.faults.expired = max(self.faults.expired - 1, 0)
@@ -266,11 +289,11 @@ class Hub:
             sent += len(step)
             if cut is not None and sent >= cut and request.transport is not None:
                 # What was written leaves first: the line breaks in the middle of the file, not before it.
-                await asyncio.sleep(0.05)
+                await pause_async(0.05)
                 request.transport.abort()
                 return
             if faults.bytes_per_second:
-                await asyncio.sleep(len(step) / faults.bytes_per_second)
+                await pause_async(len(step) / faults.bytes_per_second)
         await response.write_eof()
 
 

@@ -19,11 +19,12 @@ from agent.wire.capability import Capabilities, Feature, GpuCapability, MemoryMo
 from agent.wire.status import GpuStatus, HostStatus
 from tests.bench.simfleet.engines import SimInstances, maker
 from tests.bench.simfleet.plan import Member, read
+from tests.waiting import pause_async
 
 GIB = 2**30
 GPUS = 2
 CHANGE_SECONDS = 60.0
-"""How often one engine changes, on average."""
+"""Average seconds between two changes of one engine."""
 
 
 def _uuid(member: Member, index: int) -> str:
@@ -62,7 +63,7 @@ def capabilities_of(member: Member) -> Capabilities:
 
 
 def probes_of(member: Member) -> Probes:
-    """What a machine at work reads: no two readings are alike."""
+    """Return the probes of a machine at work: no two readings are alike."""
 
     async def host() -> HostStatus:
         return HostStatus(
@@ -104,7 +105,7 @@ async def _start(member: Member, engines: list[SimInstances]) -> Server:
 async def _change(engines: list[SimInstances]) -> None:
     busy = [one for one in engines if one.has_instance]
     while busy:
-        await asyncio.sleep(CHANGE_SECONDS / len(busy) * random.uniform(0.5, 1.5))
+        await pause_async(CHANGE_SECONDS / len(busy) * random.uniform(0.5, 1.5))
         random.choice(busy).change()
 
 
@@ -117,7 +118,7 @@ async def serve(members: tuple[Member, ...]) -> None:
     for member in members:
         servers.append(await _start(member, engines))
         # Agents of different machines do not report in step.
-        await asyncio.sleep(random.uniform(0, 0.005))
+        await pause_async(random.uniform(0, 0.005))
     changes = asyncio.create_task(_change(engines))
     print("ready", flush=True)
     await stop.wait()

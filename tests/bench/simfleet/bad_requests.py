@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from agent.identity import make_csr, new_key
+from agent.common.keys import new_key
+from agent.identity import make_csr
 
 BODY_LIMIT = 65_536
 

@@ -2,25 +2,32 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from agent.clock import now_text
 from agent.config import AgentConfig
 from agent.errors import AgentError
 from agent.identity import Identity
-from agent.running import EngineTarget, Instances
+from agent.running import EngineInstances, EngineTarget
+from agent.running.drain import Drain
+from agent.running.requests import EngineRequests
+from agent.telemetry.usage import attribute
 from agent.wire.capability import Delivery, Runtime
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState, InstanceView
+from agent.wire.status import GpuStatus
 from tests.bench.simfleet.plan import Member
 
 Changed = Callable[[InstanceView], None]
 
 
-class SimInstances(Instances):
+class SimInstances(EngineInstances):
     """One instance that nobody launched; every call that would need a machine is refused."""
 
     def __init__(self, member: Member, changed: Changed) -> None:
         self._changed = changed
+        self._requests = EngineRequests()
+        self.drain = Drain(Path("/nonexistent"))
         self._view: InstanceView | None = None
         if member.instance_id:
             self._view = InstanceView(
@@ -40,8 +47,13 @@ class SimInstances(Instances):
             )
 
     @property
+    def requests(self) -> EngineRequests:
+        """The relayed requests; none ever come."""
+        return self._requests
+
+    @property
     def has_instance(self) -> bool:
-        """Whether something runs here."""
+        """True while an instance runs here."""
         return self._view is not None
 
     def change(self) -> None:
@@ -52,6 +64,15 @@ class SimInstances(Instances):
         self._view = self._view.model_copy(update={"state": state, "memory_bytes": random.randrange(2**30)})
         self._changed(self._view)
 
+    @property
+    def lets_go_of_gpus(self) -> bool:
+        """False: there are no GPUs."""
+        return False
+
+    def with_owners(self, statuses: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
+        """Return the statuses with the running instance on each GPU."""
+        return attribute(statuses, self.views())
+
     async def recover(self) -> None:
         """Nothing to adopt."""
 
@@ -59,7 +80,7 @@ class SimInstances(Instances):
         """Nothing to let go of."""
 
     def views(self) -> tuple[InstanceView, ...]:
-        """What runs."""
+        """Return the view of the running instance, if any."""
         return () if self._view is None else (self._view,)
 
     def view(self, instance_id: str) -> InstanceView:
@@ -74,10 +95,10 @@ class SimInstances(Instances):
         raise AgentError(AgentCode.NOT_READY, "a simulated engine takes no traffic")
 
 
-def maker(member: Member, made: list[SimInstances]) -> Callable[[AgentConfig, Identity, Changed], Instances]:
-    """What the agent's server makes its engines with; `made` gets them, too."""
+def maker(member: Member, made: list[SimInstances]) -> Callable[[AgentConfig, Identity, Changed], EngineInstances]:
+    """Return the factory by which the agent's server makes its engines; `made` gets them, too."""
 
-    def make(config: AgentConfig, identity: Identity, changed: Changed) -> Instances:
+    def make(config: AgentConfig, identity: Identity, changed: Changed) -> EngineInstances:
         engines = SimInstances(member, changed)
         made.append(engines)
         return engines

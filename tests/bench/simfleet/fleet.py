@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.simfleet.master import Process, SimMaster, wait_until
+from tests.bench.simfleet.master import Process, SimMaster
+from tests.waiting import until
 
 WORKED = frozenset({"Online", "Degraded"})
 _PROCESSES = 4
@@ -47,7 +48,7 @@ class SimFleet:
                 return items
 
     def states(self) -> dict[str, int]:
-        """How many nodes read what; Online and Degraded are ``worked``."""
+        """Return the number of nodes in each state; Online and Degraded are ``worked``."""
         found: dict[str, int] = {}
         for item in self.items():
             state = "worked" if item["state"] in WORKED else str(item["state"])
@@ -56,7 +57,7 @@ class SimFleet:
 
     def wait_for_all(self, seconds: float) -> None:
         """Wait until every node is online."""
-        wait_until(lambda: self.states().get("worked", 0) == self.count, "all nodes online", seconds, every=0.5)
+        until(lambda: self.states().get("worked", 0) == self.count, "all nodes online", seconds, every=0.5)
 
     def fall_silent(self) -> None:
         """A tenth says nothing more: half hang with open connections, half are gone."""

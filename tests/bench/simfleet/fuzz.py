@@ -27,7 +27,8 @@ class Fuzz:
     """The parts, each a function from a random number generator to `NAMED` or `TAKEN`."""
 
     def __init__(self) -> None:
-        from agent.identity import make_csr, new_key
+        from agent.common.keys import new_key
+        from agent.identity import make_csr
         from tests.bench.simfleet.bad_requests import enrollment
 
         self._csr = make_csr(new_key(), "pc-1")
@@ -35,7 +36,7 @@ class Fuzz:
 
     def csr(self, rng: random.Random) -> str:
         """A signing request with some characters changed, cut or repeated."""
-        from nodes.pki.keys import BadRequestToSign, csr_public_key
+        from nodes.pki.signing_requests import BadRequestToSign, csr_public_key
 
         try:
             csr_public_key(damaged(self._csr.encode(), rng).decode("latin-1"))
@@ -68,7 +69,7 @@ class Fuzz:
         return TAKEN
 
     def answer(self, rng: random.Random) -> str:
-        """What an agent answers, damaged; what is taken is written down."""
+        """Parse the damaged answer of an agent; one that is accepted is written to the database."""
         from django.db import transaction
 
         from mirbad.kernel.errors import MirbadError

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tests.bench.simfleet.bad_requests import Bad
+from tests.waiting import pause_async
 
 ANSWER_SECONDS = 30.0
 _CONNECTION_REQUESTS = 12
@@ -15,13 +16,13 @@ _CONNECTION_REQUESTS = 12
 
 @dataclass
 class Outcome:
-    """What came back: statuses by kind. A connection that was closed without an answer counts as 0."""
+    """The responses: statuses by kind. A connection that was closed without an answer counts as 0."""
 
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     bodies: list[bytes] = field(default_factory=list)
 
     def count(self, lowest: int, highest: int) -> int:
-        """How many answers were in that range."""
+        """Return the number of answers in that range."""
         return sum(number for (_, status), number in self.statuses.items() if lowest <= status <= highest)
 
     def lines(self) -> Iterator[str]:
@@ -77,7 +78,7 @@ class Line:
     async def leave(self) -> None:
         """Hang up, and give the transport its turn to end."""
         self.close()
-        await asyncio.sleep(0.05)
+        await pause_async(0.05)
 
     def close(self) -> None:
         """Hang up."""

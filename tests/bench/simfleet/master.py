@@ -7,14 +7,14 @@ import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.bench.services import free_port
 from tests.bench.simfleet.plan import Member, read, write
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -22,16 +22,6 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 class Failed(AssertionError):
     """Something did not come to pass."""
-
-
-def wait_until(look: Callable[[], Any], what: str, seconds: float, every: float = 0.2) -> Any:
-    """The first true answer of `look`. Failed when none came in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if answer := look():
-            return answer
-        time.sleep(every)
-    raise Failed(f"{what} did not come to pass within {seconds:.0f} s")
 
 
 class Process:
@@ -62,7 +52,7 @@ class Process:
         return self.out.read_text(errors="replace")
 
     def running(self) -> bool:
-        """Whether it lives."""
+        """Return whether the process is alive."""
         return self._process.poll() is None
 
     def send(self, number: int) -> None:
@@ -145,11 +135,11 @@ class SimMaster:
             "--lifespan", "on", "--no-access-log",
         )  # fmt: skip
         if wait:
-            wait_until(lambda: self.answers(process), "an answer of the web process", 60)
+            until(lambda: self.answers(process), "an answer of the web process", 60)
         return process
 
     def answers(self, process: Process) -> bool:
-        """Whether the web process answers. Failed when it ended."""
+        """Return whether the web process answers. Raises Failed when it ended."""
         if not process.running():
             raise Failed(process.said())
         try:
@@ -171,7 +161,7 @@ class SimMaster:
             return "ready" in processes[name].said().splitlines()
 
         for name in plans:
-            wait_until(lambda name=name: ready(name), f"{name} ready", 120)
+            until(lambda name=name: ready(name), f"{name} ready", 120)
         return processes
 
     def get(self, path: str) -> tuple[int, bytes]:
@@ -192,7 +182,7 @@ class SimMaster:
         return json.loads(body)
 
     def writes(self) -> int:
-        """How many write transactions the database has seen; only differences mean something."""
+        """Return the count of the database's write transactions; only differences mean something."""
         if self.database_url:
             return int(
                 self.inside(
@@ -206,7 +196,7 @@ class SimMaster:
             return int(struct.unpack_from("<I", file.read(48), 8)[0])
 
     def logs(self) -> str:
-        """What all processes said, and their log files."""
+        """Return the output of all processes, and their log files."""
         files = [*self.folder.glob("*.out"), *(self.data / "logs").glob("*.log*")]
         return "\n".join(path.read_text(errors="replace") for path in files)
 

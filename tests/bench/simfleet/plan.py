@@ -1,4 +1,4 @@
-"""What the three sides of a simulated fleet tell each other: who makes the rows, who serves, who measures."""
+"""The plan that three sides of a simulated fleet share: one makes the rows, one serves, one measures."""
 
 import json
 from collections.abc import Sequence
@@ -34,5 +34,5 @@ def write(path: Path, members: Sequence[Member]) -> None:
 
 
 def read(path: Path) -> tuple[Member, ...]:
-    """What `write` kept."""
+    """Return the plan that `write` kept."""
     return tuple(Member(**entry) for entry in json.loads(path.read_text()))

@@ -14,12 +14,13 @@ import django
 def _make(count: int, models: int, folder: Path) -> list[Any]:
     from cryptography import x509
 
+    from agent.common import keys
     from agent.identity import Identity, IdentityStore, fleet_id
     from agent.wire.enroll import MasterSpki
     from mirbad.kernel import clock
     from models_app.models import ModelDefinition, Placement
     from nodes.models import Node, NodePin
-    from nodes.pki import authority, keys, store
+    from nodes.pki import authority, store
     from nodes.pki.certs import issue_node, to_pem
     from tests.bench.simfleet.plan import PORT, Member, address_of
 

@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.identity import make_csr, new_key, spki_of
+from agent.common.keys import new_key, spki_of
+from agent.identity import make_csr
 from tests.bench.services import free_port
 from tests.bench.simfleet.bad_requests import Intruder, Tokens, enrollment, http
 from tests.bench.simfleet.intruders import Line, Outcome, attack, source_of, stranger
-from tests.bench.simfleet.master import Process, SimMaster, wait_until
+from tests.bench.simfleet.master import Process, SimMaster
+from tests.waiting import until
 
 ADDRESSES = 600
 RACERS = 32
@@ -77,7 +79,7 @@ class Site:
             self.listeners.append(self.master.start(f"enroll-{number}", "manage.py", "enroll_listener", **environ))
             self.ports.append(port)
         for port in self.ports:
-            wait_until(lambda port=port: _listens(port), "a listener", 60)  # type: ignore[misc]
+            until(lambda port=port: _listens(port), "a listener", 60)  # type: ignore[misc]
 
     @property
     def tokens(self) -> Tokens:
@@ -86,7 +88,7 @@ class Site:
         return Tokens(**{name: tuple((token, node) for token, node in self.made[name]) for name in names})
 
     def state(self) -> Any:
-        """What an enrollment could have changed."""
+        """Return the state that an enrollment could have changed."""
         return self.master.inside(_STATE)
 
 
@@ -112,7 +114,7 @@ def bad_requests(site: Site, count: int) -> tuple[Outcome, float]:
 
 
 def changes(before: Any, after: Any) -> int:
-    """How many tokens, nodes and keys differ."""
+    """Return the number of tokens, nodes and keys that differ."""
     tokens = len({*map(tuple, before["tokens"])} ^ {*map(tuple, after["tokens"])})
     pins = len({*map(tuple, before["pins"])} ^ {*map(tuple, after["pins"])})
     return tokens + pins + abs(before["nodes"] - after["nodes"])

@@ -12,16 +12,18 @@ import django
 
 from tests.bench.simfleet.bad_requests import http
 from tests.bench.simfleet.handshakes import Handshakes
+from tests.waiting import pause_async
 
 CALLERS = 4
 PAUSE_SECONDS = 0.1
 
 
 def _store_fresh(torn: bool) -> None:
+    from agent.common import keys
     from agent.wire.base import ENROLL_SERVER_NAME
     from mirbad.kernel import clock
     from nodes.models import MasterIdentity
-    from nodes.pki import authority, keys, store
+    from nodes.pki import authority, store
     from nodes.pki.certs import issue_enroll, to_pem
 
     key, other = keys.new_key(), keys.new_key()
@@ -49,7 +51,7 @@ async def _run(count: int) -> dict[str, Any]:
     callers = [asyncio.create_task(shaken.keep_on(ended)) for _ in range(CALLERS)]
     swapped = kept = 0
     for number in range(count):
-        await asyncio.sleep(PAUSE_SECONDS)
+        await pause_async(PAUSE_SECONDS)
         torn = number % 10 == 4
         await client.in_thread(lambda torn=torn: _store_fresh(torn))  # type: ignore[misc]
         shaken.swaps += 1
@@ -57,7 +59,7 @@ async def _run(count: int) -> dict[str, Any]:
             swapped += 1
         else:
             kept += torn
-    await asyncio.sleep(PAUSE_SECONDS)
+    await pause_async(PAUSE_SECONDS)
     ended.set()
     await asyncio.gather(*callers)
     await listener.stop()

@@ -6,9 +6,10 @@ import pytest
 
 from agent.wire.capability import Delivery, Runtime
 from audit.models import AuditLine
-from jobs import evacuation, moves, requests, worker
+from jobs import worker
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import cancellation, evacuation, model_runs, moves
 from mirbad.kernel.errors import Conflict, MirbadError
 from models_app import holds
 from models_app.models import Hold, ModelSource, Placement
@@ -16,8 +17,8 @@ from nodes import registry
 from nodes.errors import NodeRevoked
 from nodes.models import MasterIdentity, Node
 from nodes.pki import authority
-from tests.jobs.agents import DIES, READY
 from tests.models_app.things import PERSON, capabilities, node, placed
+from tests.standins.memory import DIES, READY
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -32,7 +33,7 @@ def _machines() -> None:
 
 @pytest.fixture
 def turn(pass_time) -> Turn:
-    """What workers and beat do in a few seconds, some times over."""
+    """Return a function that does the work of workers and beat in a few seconds, some times over."""
 
     def run(times: int = 1, look: Callable[[], None] = lambda: None) -> None:
         for _ in range(times):
@@ -48,7 +49,7 @@ def turn(pass_time) -> Turn:
 def running(finish, *model_ids: str) -> None:
     for model_id in model_ids:
         placed(model_id)
-        finish(requests.start(model_id, PERSON).pk)
+        finish(model_runs.start(model_id, PERSON).pk)
 
 
 def where() -> dict[str, str]:
@@ -63,7 +64,7 @@ def the(operation: Operation) -> Operation:
 def test_every_model_goes_one_after_another_and_is_up_before_it_stops(agent, finish, turn) -> None:
     running(finish, "one", "two", "three")
     operation = evacuation.request("pc-1", PERSON)
-    assert (operation.kind, operation.lane, operation.target_id) == ("evacuate", "placement", "pc-1")
+    assert (operation.kind, operation.concurrency_group, operation.target_id) == ("evacuate", "placement", "pc-1")
     assert Node.objects.get(pk="pc-1").draining
     most = 0
 
@@ -125,7 +126,7 @@ def test_it_pauses_when_a_model_has_nowhere_to_go_and_says_why_and_goes_on_by_it
     turn(3)
     assert the(operation).outcome == "open"
     assert operation.progress["text"] == (
-        "0 of 1 models are off. Paused. Model one has nowhere to go: no other node serves and takes work."
+        "0 of 1 models moved. Paused. Model one has nowhere to go: no other node serves and takes work."
     )
     node("pc-3")
     turn(20)
@@ -148,7 +149,7 @@ def test_models_that_can_go_are_moved_although_another_one_cannot(agent, finish,
     turn(20)
     assert the(operation).outcome == "open"
     assert where() == {"stays": "pc-1", "goes": "pc-2"}
-    assert "1 of 2 models are off. Paused. The weights of model stays are in a folder" in operation.progress["text"]
+    assert "1 of 2 models moved. Paused. The weights of model stays are in a folder" in operation.progress["text"]
     source.delete()
     turn(20)
     assert (the(operation).outcome, where()["stays"]) == ("succeeded", "pc-2")
@@ -187,7 +188,7 @@ def test_a_cancel_puts_the_move_back_keeps_what_was_moved_and_lets_work_in(agent
         turn()
     while not unfinished().filter(kind="move").exists():
         turn()
-    requests.cancel(operation.pk, PERSON)
+    cancellation.request(operation.pk, PERSON)
     turn(20)
     assert the(operation).outcome == "cancelled"
     assert where() == {"one": "pc-2", "two": "pc-1"}
@@ -199,7 +200,7 @@ def test_a_node_that_was_draining_before_stays_so_after_a_cancel(agent, finish, 
     running(finish, "one")
     registry.drain("pc-1", PERSON)
     operation = evacuation.request("pc-1", PERSON)
-    requests.cancel(operation.pk, PERSON)
+    cancellation.request(operation.pk, PERSON)
     turn(5)
     assert (the(operation).outcome, Node.objects.get(pk="pc-1").draining) == ("cancelled", True)
 
@@ -216,7 +217,7 @@ def test_an_undrain_ends_it(agent, finish, turn) -> None:
 
 def test_it_cannot_be_asked_for_while_it_is_being_ended(agent, finish) -> None:
     running(finish, "one")
-    requests.cancel(evacuation.request("pc-1", PERSON).pk, PERSON)
+    cancellation.request(evacuation.request("pc-1", PERSON).pk, PERSON)
     with pytest.raises(Conflict):
         evacuation.request("pc-1", PERSON)
 

@@ -6,7 +6,6 @@ come up and end at once, so that each start and stop that was carried out can be
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
@@ -16,31 +15,32 @@ from unittest import mock
 
 from agent import clock as agent_clock
 from agent.errors import AgentError
-from agent.server.serve import Server
 from agent.server.status import Probes
 from agent.wire.capability import Capabilities, Delivery, Feature, Runtime, RuntimeCapability
 from agent.wire.errors import AgentCode
 from agent.wire.instances import LIVE_STATES, InstanceState, InstanceView, LaunchSpec
 from agent.wire.status import GpuStatus, HostStatus, NodeStatus
 from audit.models import AuditLine
-from jobs import evacuation, ledger, requests, worker
-from jobs.loops import ca_rotation, reports
+from jobs import ledger, worker
+from jobs.loops import ca_upkeep, reports
 from jobs.loops.holds import release_stale_once
+from jobs.loops.orphans import stop_orphans_once
 from jobs.loops.resume import resume_once
-from jobs.loops.strays import stop_strays_once
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import evacuation, model_runs
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
-from mirbad.tasking.tasks import Bell
-from models_app.models import Hold, ModelDefinition, Placement, StrayInstance
+from mirbad.tasking.tasks import TaskSignal
+from models_app.models import Hold, ModelDefinition, OrphanInstance, Placement
 from nodes.errors import NodeOffline
 from nodes.link import client, health
 from nodes.models import Node
-from tests.agent.core.engines import RememberedEngines
 from tests.bench.hub import Hub
 from tests.models_app.things import PERSON, placed
-from tests.trust.ca_fleet import Fleet, SimulatedAgent
+from tests.standins.engines import RememberedEngines
+from tests.trust.ca_fleet import Fleet, FleetAgent
+from tests.waiting import pause
 
 CALL = client.call
 
@@ -82,7 +82,7 @@ class PromptEngines(RememberedEngines):
         """The machine goes down under them."""
         for view in list(self.held.values()):
             if view.state in LIVE_STATES:
-                ended = {"state": InstanceState.LOST, "reason": "The machine was restarted while the engine ran."}
+                ended = {"state": InstanceState.LOST, "reason": "The machine restarted while the engine was running."}
                 self.held[view.instance_id] = view.model_copy(update={**ended, "reason_code": "lost"})
 
     @property
@@ -117,26 +117,19 @@ async def _gpus() -> tuple[GpuStatus, ...]:
     return ()
 
 
-class Machine(SimulatedAgent):
+class Machine(FleetAgent):
     """One agent with prompt engines; they outlive its server."""
 
-    engines: PromptEngines
+    engines: PromptEngines | None = None
 
-    def begin(self) -> None:
-        if not hasattr(self, "engines"):
-            self.engines = PromptEngines(lambda _: None)
-        engines = self.engines
+    def probes(self) -> Probes:
+        return Probes(_host, _gpus, _capabilities)
 
-        def make(_: Any, __: Any, changed: Callable[[InstanceView], None]) -> PromptEngines:
-            engines.changed = changed
-            return engines
-
-        async def start() -> Server:
-            server = Server(self.config, self.store, Probes(_host, _gpus, _capabilities), make)  # type: ignore[arg-type]
-            await server.start()
-            return server
-
-        self.server = self.agents.run(start())
+    def make_engines(self, _: Any, __: Any, changed: Callable[[InstanceView], None]) -> PromptEngines:
+        if self.engines is None:
+            self.engines = PromptEngines(changed)
+        self.engines.changed = changed
+        return self.engines
 
 
 class Points:
@@ -208,7 +201,7 @@ class Points:
             for patch in patches:
                 stack.enter_context(patch)
             stack.enter_context(mock.patch.object(ledger, "claim", self.claim(ledger.claim)))
-            stack.enter_context(mock.patch.object(Bell, "ring", return_value=False))
+            stack.enter_context(mock.patch.object(TaskSignal, "enqueue", return_value=False))
             yield self
 
 
@@ -239,7 +232,7 @@ class Bench:
 
     def add(self, node_id: str) -> Machine:
         """One more machine that serves."""
-        with mock.patch("tests.trust.ca_fleet.SimulatedAgent", Machine):
+        with mock.patch("tests.trust.ca_fleet.FleetAgent", Machine):
             made = self.fleet.add(node_id)
         assert isinstance(made, Machine)
         self.look()
@@ -270,7 +263,7 @@ class Bench:
         Who runs ahead of it for more than an hour gives out certificates that no agent takes yet.
         """
         self.forward(-self._ahead)
-        for rows in (Operation, Hold, StrayInstance, Placement, ModelDefinition, AuditLine):
+        for rows in (Operation, Hold, OrphanInstance, Placement, ModelDefinition, AuditLine):
             rows.objects.all().delete()
         Node.objects.filter(lifecycle="approved").update(draining=False)
         for machine in self.machines:
@@ -282,14 +275,14 @@ class Bench:
     def runs(self, model_id: str, node_id: str) -> Placement:
         """A model that serves on a node; the counters of effects are at 0 afterwards."""
         placement = placed(model_id, node_id)
-        self.finish(requests.start(model_id, PERSON).pk)
+        self.finish(model_runs.start(model_id, PERSON).pk)
         for machine in self.machines:
             machine.engines.launches.clear()
             machine.engines.stops.clear()
         return placement
 
     def look(self) -> None:
-        """What the watcher does: read every node's status and write it down."""
+        """Read every node's status and write it down, as the watcher does."""
         for node_id in Node.objects.approved().values_list("pk", flat=True):
             try:
                 if Node.objects.get(pk=node_id).reachability != "online":
@@ -312,14 +305,14 @@ class Bench:
         self.look()
         with contextlib.suppress(MirbadError):
             resume_once()
-        stop_strays_once()
+        stop_orphans_once()
         evacuation.open_all()
         release_stale_once()
-        ca_rotation.tick()
+        ca_upkeep.tick()
         for operation_id in ledger.due_ids():
             worker.run(operation_id)
         if unfinished().filter(kind="download").exists():
-            time.sleep(0.02)  # bytes move by the real clock
+            pause(0.02)  # bytes move by the real clock
         self.forward(6)
 
     def finish(self, operation_id: str, rounds: int = 80) -> Operation:
@@ -347,7 +340,7 @@ class Bench:
     # -- what must hold, whatever happened -----------------------------------------------------------------------------
 
     def wrongs(self) -> list[str]:
-        """What is not as the rows want it: engines beside their place, twice, or missing; holds and rings left over."""
+        """List deviations from the rows: engines beside their place, twice, or missing; holds and rings left over."""
         told = []
         for machine in self.machines:
             wanted = {str(row.pk): row for row in Placement.objects.filter(node_id_text=machine.node_id).order_by("pk")}

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs import evacuation, ledger, requests, worker
+from jobs import ledger, worker
 from jobs.models import Operation
+from jobs.requests import evacuation, model_runs
 from models_app.models import Placement
 from nodes.pki import authority
 from tests.jobs.moves.bench import Door, TwoNodes, run
-from tests.jobs.real import wait_until
 from tests.models_app.things import PERSON, placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
 
@@ -32,16 +33,16 @@ def nodes(transactional_db, tmp_path) -> Iterator[TwoNodes]:
 def test_no_request_fails_while_a_node_is_drained(nodes) -> None:
     for model_id in MODELS:
         placed(model_id, "local", args=["--start-seconds", "0.5"])
-        assert run(requests.start(model_id, PERSON)).outcome == "succeeded"
+        assert run(model_runs.start(model_id, PERSON)).outcome == "succeeded"
     with Door() as door, ExitStack() as stack:
         loads = [stack.enter_context(nodes.load(door, model_id, clients=3).on()) for model_id in MODELS]
-        wait_until(lambda: all(load.sent > 20 for load in loads), "the clients to ask")
+        until(lambda: all(load.sent > 20 for load in loads), "the clients to ask")
         began = time.monotonic()
         operation = evacuation.request("local", PERSON)
         _work(operation)
         seconds = time.monotonic() - began
         asked = [load.sent for load in loads]
-        wait_until(lambda: all(load.sent > before + 20 for load, before in zip(loads, asked, strict=True)), "more")
+        until(lambda: all(load.sent > before + 20 for load, before in zip(loads, asked, strict=True)), "more")
     operation.refresh_from_db()
     failed = [line for load in loads for line in load.failed]
     told = {
@@ -59,7 +60,7 @@ def test_no_request_fails_while_a_node_is_drained(nodes) -> None:
 
 
 def _work(operation: Operation) -> None:
-    """What beat and the workers do, until the evacuation is over."""
+    """Do the work of beat and the workers until the evacuation is over."""
 
     def over() -> bool:
         evacuation.open_all()
@@ -68,4 +69,4 @@ def _work(operation: Operation) -> None:
         operation.refresh_from_db()
         return operation.finished_at is not None
 
-    wait_until(over, "the node to be empty", 240)
+    until(over, "the node to be empty", 240)

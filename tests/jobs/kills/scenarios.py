@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.fence import Fence
-from jobs import ca_rotation, downloads, evacuation, identity, moves, requests, takeover, unplacing
-from jobs.loops.strays import stop_strays_once
+from jobs.loops.orphans import stop_orphans_once
 from jobs.models import Operation
-from models_app.artifacts.wishes import Wish
+from jobs.requests import ca_rotation, downloads, evacuation, identity, model_runs, moves, takeover, unplacing
+from models_app.artifacts.download_request import DownloadRequest
 from models_app.models import Placement
 from nodes import fencing
 from nodes.models import CaRotation, MasterIdentity, Node, NodePin
@@ -29,7 +29,7 @@ class Scenario:
     stops: int = 0
     check: Callable[[Bench, str], list[str]] = lambda _bench, _outcome: []
     engines: bool = True
-    """Whether it is about engines, so that a reboot in the middle means something."""
+    """True for a scenario about engines, in which a reboot in the middle means something."""
 
 
 def _told(right: bool, words: str) -> list[str]:
@@ -67,7 +67,7 @@ def _stray(bench: Bench) -> None:
 
 
 def _swept(_: Bench) -> Operation:
-    stop_strays_once()
+    stop_orphans_once()
     return Operation.objects.get(kind="sweep")
 
 
@@ -137,20 +137,20 @@ SCENARIOS = (
     Scenario(
         "launch",
         _stands_on_a,
-        lambda _: requests.start("one", PERSON),
+        lambda _: model_runs.start("one", PERSON),
         launches=1,
         check=_states(("one", "a", "running")),
     ),
     Scenario(
         "restart",
         _runs_on_a,
-        lambda _: requests.restart("one", PERSON),
+        lambda _: model_runs.restart("one", PERSON),
         launches=1,
         stops=1,
         check=_states(("one", "a", "running")),
     ),
     Scenario(
-        "stop", _runs_on_a, lambda _: requests.stop("one", PERSON), stops=1, check=_states(("one", "a", "stopped"))
+        "stop", _runs_on_a, lambda _: model_runs.stop("one", PERSON), stops=1, check=_states(("one", "a", "stopped"))
     ),
     Scenario("sweep", _stray, _swept, stops=1),
     Scenario(
@@ -169,7 +169,9 @@ SCENARIOS = (
         stops=1,
         check=_states(("one", "b", "running")),
     ),
-    Scenario("unplace", _runs_on_a, lambda _: unplacing.request("one", PERSON), stops=1, check=_states()),
+    Scenario(
+        "unplace", _runs_on_a, lambda _: unplacing.request("one", PERSON, confirm="one"), stops=1, check=_states()
+    ),
     Scenario(
         "evacuate",
         _two_run_on_a,
@@ -190,7 +192,7 @@ SCENARIOS = (
     Scenario(
         "download",
         _offered,
-        lambda _: downloads.request("a", Wish("acme/tiny"), None, PERSON),
+        lambda _: downloads.request("a", DownloadRequest("acme/tiny"), None, PERSON),
         check=_brought,
         engines=False,
     ),

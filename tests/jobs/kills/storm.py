@@ -17,15 +17,16 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection
 
 from audit.models import AuditLine
-from jobs import moves, requests
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import model_runs, moves
 from mirbad.kernel.errors import MirbadError
 from models_app.models import Placement
 from nodes.pki import authority
 from tests.jobs.kills.bench import Bench
 from tests.jobs.processes import BEAT, WORKER, Program, running_broker
 from tests.models_app.things import PERSON, placed
+from tests.waiting import pause, until, until_no
 
 pytestmark = [pytest.mark.faults, pytest.mark.django_db(transaction=True)]
 
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class Storm:
-    """What happens to the master meanwhile."""
+    """The master's processes, killed and restarted meanwhile."""
 
     def __init__(self, folder: Path, redis_url: str) -> None:
         self.control = Path(os.environ["MIRBAD_TEST_KILLS_CONTROL"]) / "restart"
@@ -68,39 +69,36 @@ class Storm:
     def restart_database(self) -> None:
         connection.close()
         self.control.touch()
-        deadline = time.monotonic() + 60
-        while self.control.exists():
-            assert time.monotonic() < deadline, "nobody restarted the database"
-            time.sleep(0.1)
+        until(lambda: not self.control.exists(), "the database to be restarted", 60)
         self.restarts += 1
 
 
 def patiently(ask: Callable[[], T]) -> T:
     """`ask`, again when the database was away."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def attempt() -> T:
         try:
             return ask()
         except (DatabaseError, InterfaceError):
-            if time.monotonic() > deadline:
-                raise
             connection.close()
-            time.sleep(0.3)
+            raise
+
+    return until_no((DatabaseError, InterfaceError), attempt, 60, every=0.3)
 
 
 def ask_something(chance: random.Random, nodes: tuple[str, ...]) -> bool:
-    """What a person could ask of a model now; False when there is nothing."""
+    """Request something that a person could request of a model now; False when there is nothing."""
     busy = set(unfinished().values_list("model_id_text", flat=True))
     rows = list(Placement.objects.filter(routed=True).exclude(model_id__in=busy))
     if not rows:
         return False
     row = chance.choice(rows)
-    verbs: list[Callable[[], Operation]] = [lambda: requests.start(row.model_id, PERSON)]
+    verbs: list[Callable[[], Operation]] = [lambda: model_runs.start(row.model_id, PERSON)]
     if row.desired == "running":
         target = chance.choice([node_id for node_id in nodes if node_id != row.node_id_text])
         verbs = [
-            lambda: requests.stop(row.model_id, PERSON),
-            lambda: requests.restart(row.model_id, PERSON),
+            lambda: model_runs.stop(row.model_id, PERSON),
+            lambda: model_runs.restart(row.model_id, PERSON),
             lambda: moves.request(row.model_id, target, (), PERSON),
             lambda: moves.request(row.model_id, target, (), PERSON, mode="stop-first"),
         ]
@@ -140,7 +138,7 @@ def _blow(storm: Storm, chance: random.Random) -> None:
         if patiently(lambda: unfinished().count()) < AT_ONCE:
             patiently(lambda: ask_something(chance, NODES))
         else:
-            time.sleep(0.1)
+            pause(0.1)
         ended = patiently(lambda: Operation.objects.filter(finished_at__isnull=False).count())
         if ended >= killed_at + ENDS_BETWEEN_KILLS:
             # By what was done, not by the clock: a slow machine would kill workers before they have begun.
@@ -154,12 +152,12 @@ def _blow(storm: Storm, chance: random.Random) -> None:
 def _wait(storm: Storm, chance: random.Random) -> None:
     """Two more kills fall while the last ones are done; then all must end."""
     for _ in range(2):
-        time.sleep(2)
+        pause(2)
         storm.kill_one(chance)
-    deadline = time.monotonic() + 300
-    while patiently(lambda: unfinished().exists()):
-        assert time.monotonic() < deadline, list(unfinished().values("kind", "stage", "progress", "error"))
-        time.sleep(0.3)
+    try:
+        until(lambda: not patiently(lambda: unfinished().exists()), "all operations to end", 300, every=0.3)
+    except AssertionError:
+        raise AssertionError(list(unfinished().values("kind", "stage", "progress", "error"))) from None
 
 
 def _report(bench: Bench, storm: Storm, seconds: float) -> None:

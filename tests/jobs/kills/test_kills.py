@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs import requests, worker
+from jobs import worker
 from jobs.kinds import rotate_cert
 from jobs.models import Operation
 from jobs.queries import unfinished
+from jobs.requests import cancellation
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from nodes.errors import NodeOffline
@@ -36,7 +37,7 @@ MOST = {"killed": 100}
 
 OTHERS = 10
 QUICK = ("killed", "asked to end")
-"""What the longest kind is put through outside of the figure."""
+"""Faults that the longest kind is put through outside of the figure."""
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ class Run:
         self.came_to: list[str] = []
 
     def go(self, fault: str = "", at: int | None = None) -> list[str]:
-        """What was wrong at the end."""
+        """Run the scenario; return the deviations at the end."""
         self.points.reset(None, lambda _: None)
         self.bench.wipe()
         self.scenario.prepare(self.bench)
@@ -118,7 +119,7 @@ class Run:
 
     def _asked_to_end(self, _: str) -> None:
         try:
-            requests.cancel(self.operation_id, PERSON)
+            cancellation.request(self.operation_id, PERSON)
         except MirbadError:
             return  # there is no way back any more, or it is over
 

@@ -18,10 +18,11 @@ import uvicorn
 from jobs import worker
 from jobs.models import Operation
 from models_app import keys
-from models_app.gateway.door import Gateway, Options
-from models_app.gateway.front import Front
-from tests.jobs.real import RealAgent, wait_until
+from models_app.gateway.protocol import V1ProtocolFactory
+from models_app.gateway.service import Gateway, GatewayOptions
+from tests.jobs.real import RealAgent
 from tests.models_app.things import PERSON
+from tests.waiting import pause_async, until
 
 
 class Door:
@@ -35,7 +36,7 @@ class Door:
     def __enter__(self) -> Self:
         self._thread.start()
         # It listens only after the app said that it has started.
-        wait_until(lambda: self._server is not None and self._server.started, "the door to open")
+        until(lambda: self._server is not None and self._server.started, "the door to open")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -45,7 +46,7 @@ class Door:
         assert not self._thread.is_alive()
 
     async def _main(self) -> None:
-        gateway = Gateway(Options(1024 * 1024, 256))
+        gateway = Gateway(GatewayOptions(1024 * 1024, 256))
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
@@ -60,7 +61,7 @@ class Door:
 
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1, interface="asgi3",
-            http=Front(gateway.serve),  # type: ignore[arg-type] # uvicorn takes any factory of protocols
+            http=V1ProtocolFactory(gateway.serve),  # type: ignore[arg-type] # uvicorn takes any factory of protocols
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         listening = socket.socket()
@@ -114,14 +115,14 @@ class Load:
                 try:
                     return await self._ask(session, stream=False)
                 except AssertionError:
-                    await asyncio.sleep(0.1)
+                    await pause_async(0.1)
 
     async def _main(self) -> None:
         timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             await asyncio.gather(*(self._client(session, number) for number in range(self.clients)))
             # Transports say good-bye in the loop's next turns.
-            await asyncio.sleep(0.05)
+            await pause_async(0.05)
 
     async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         while not self._over.is_set():
@@ -133,7 +134,7 @@ class Load:
                 self.answered += 1
             except (aiohttp.ClientError, TimeoutError, AssertionError) as error:
                 self.failed.append(f"{time.monotonic():.2f} {type(error).__name__}: {error}"[:300])
-                await asyncio.sleep(0.2)
+                await pause_async(0.2)
 
     async def _ask(self, session: aiohttp.ClientSession, *, stream: bool) -> None:
         body = {
@@ -193,7 +194,7 @@ def run(operation: Operation, seconds: float = 60) -> Operation:
         return operation.finished_at is not None
 
     try:
-        wait_until(over, f"{operation.kind} to end", seconds)
+        until(over, f"{operation.kind} to end", seconds)
     except AssertionError as error:
         raise AssertionError(f"{error}: {operation.stage} {operation.progress} {operation.error}") from error
     return operation
@@ -208,5 +209,5 @@ def at(operation: Operation, stage: str, seconds: float = 40) -> Operation:
         assert operation.finished_at is None, (operation.stage, operation.outcome, operation.error)
         return operation.stage == stage
 
-    wait_until(there, f"{operation.kind} to be at {stage}", seconds)
+    until(there, f"{operation.kind} to be at {stage}", seconds)
     return operation

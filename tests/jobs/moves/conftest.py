@@ -7,30 +7,31 @@ from typing import Any
 
 import pytest
 
-from jobs import requests, worker
+from jobs import worker
 from jobs.models import Operation
+from jobs.requests import model_runs
 from mirbad.kernel.conf import settings
 from models_app.models import Placement
 from nodes.models import Node
-from tests.jobs.agents import FakeAgent
 from tests.models_app.things import PERSON, node, placed
+from tests.standins.memory import MemoryAgent
 
 
 @dataclass
 class Fleet:
     """Nodes ``pc-1`` and ``pc-2`` and their agents by name."""
 
-    agents: dict[str, FakeAgent] = field(default_factory=lambda: {"pc-1": FakeAgent(), "pc-2": FakeAgent()})
+    agents: dict[str, MemoryAgent] = field(default_factory=lambda: {"pc-1": MemoryAgent(), "pc-2": MemoryAgent()})
 
     def call(self, node_id: str, *arguments: Any, **also: Any) -> Any:
         return self.agents[node_id].call(node_id, *arguments, **also)
 
     @property
-    def source(self) -> FakeAgent:
+    def source(self) -> MemoryAgent:
         return self.agents["pc-1"]
 
     @property
-    def target(self) -> FakeAgent:
+    def target(self) -> MemoryAgent:
         return self.agents["pc-2"]
 
     def lose(self, node_id: str) -> None:
@@ -65,7 +66,7 @@ def fleet(db: None, monkeypatch: pytest.MonkeyPatch) -> Fleet:
 def serving(fleet: Fleet, finish: Callable[[str], Operation]) -> Placement:
     """A model that runs on ``pc-1``."""
     placed()
-    assert finish(requests.start("tiny", PERSON).pk).outcome == "succeeded"
+    assert finish(model_runs.start("tiny", PERSON).pk).outcome == "succeeded"
     return Placement.objects.get()
 
 

@@ -1,7 +1,7 @@
-"""What the tests of moves ask for, and what they look at afterwards."""
+"""Requests of the tests of moves, and their views of the result."""
 
-from jobs import moves
 from jobs.models import Operation
+from jobs.requests import moves
 from models_app.models import Hold, Placement
 from tests.models_app.things import PERSON
 

@@ -6,16 +6,17 @@ import pytest
 
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState
-from jobs import moves, requests, worker
+from jobs import worker
 from jobs.models import Operation
+from jobs.requests import model_runs, moves
 from mirbad.kernel.errors import Conflict
 from models_app import registry
 from models_app.models import ModelDefinition, Placement, RunningIntent
 from nodes.errors import NodeOffline
 from nodes.models import Node
-from tests.jobs.agents import DIES, READY, FakeAgent, refusal
 from tests.jobs.moves.parts import move, the_placement, untouched
 from tests.models_app.things import PERSON, capabilities, gpu, node, placed
+from tests.standins.memory import DIES, READY, MemoryAgent, refusal
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -24,7 +25,7 @@ def test_a_target_that_refuses_for_good_leaves_a_hand_over_undone(fleet, serving
     fleet.target.refusals = [refusal(AgentCode.ADMISSION_REFUSED, "It needs 3 GiB and 1 GiB are free.")]
     done = finish(move().pk)
     assert (done.outcome, done.error["code"]) == ("failed", "admission_refused")
-    assert "The model stands on node pc-1 as before." in done.error["detail"]
+    assert "The model stays on node pc-1." in done.error["detail"]
     assert untouched(serving, fleet)
     assert fleet.source.stops == 0
 
@@ -154,7 +155,7 @@ def test_an_engine_that_does_not_end_keeps_no_hand_over_from_being_done(fleet, s
     fleet.source.stubborn = True
     done = finish(move().pk, steps=200)
     assert done.outcome == "succeeded"
-    assert "did not end within 120 s" in done.events.last().text
+    assert "did not stop within 120 s" in done.events.last().text
     assert the_placement().node_id_text == "pc-2"
 
 
@@ -166,7 +167,7 @@ def test_the_link_may_be_cut_while_the_source_is_stopped(fleet, serving, until, 
     def cut(route: str) -> None:
         if route == "POST instances/stop" and cuts:
             cuts.pop()
-            raise NodeOffline("Node pc-1 cannot be reached at 127.0.0.1 port 9443: the answer was lost.")
+            raise NodeOffline("Node pc-1 is unreachable at 127.0.0.1 port 9443: the answer was lost.")
 
     fleet.source.before_answer = cut
     done = finish(operation.pk)
@@ -176,7 +177,7 @@ def test_the_link_may_be_cut_while_the_source_is_stopped(fleet, serving, until, 
 
 def test_settings_are_saved_in_the_middle_of_a_hand_over_wherever_the_model_stands(fleet, finish, until) -> None:
     placed(node_id="pc-2")
-    finish(requests.start("tiny", PERSON).pk)
+    finish(model_runs.start("tiny", PERSON).pk)
     operation = until(moves.request("tiny", "pc-1", (), PERSON), "target-ready")
     placement = {"nodeId": "pc-2", "gpuUuids": []}
     data = registry.parse(
@@ -190,9 +191,9 @@ def test_settings_are_saved_in_the_middle_of_a_hand_over_wherever_the_model_stan
 
 def test_one_of_several_replicas_is_moved_and_the_others_stay(fleet, serving, finish) -> None:
     node("pc-3")
-    fleet.agents["pc-3"] = FakeAgent()
+    fleet.agents["pc-3"] = MemoryAgent()
     Placement.objects.create(model_id="tiny", node_id_text="pc-2", desired="stopped", observed="stopped")
-    with pytest.raises(Conflict, match="does not stand on node 'pc-9'"):
+    with pytest.raises(Conflict, match="is not placed on node 'pc-9'"):
         moves.request("tiny", "pc-3", (), PERSON, source_node_id="pc-9")
     done = finish(moves.request("tiny", "pc-3", (), PERSON, source_node_id="pc-2").pk)
     assert done.outcome == "succeeded"

@@ -4,8 +4,9 @@ import pytest
 
 from agent.wire.instances import InstanceState
 from audit.models import AuditLine
-from jobs import moves, requests, unplacing, worker
+from jobs import worker
 from jobs.models import Operation
+from jobs.requests import model_runs, moves, unplacing
 from mirbad.kernel.errors import Conflict, NotFound
 from models_app.errors import ModelBusy
 from models_app.models import Hold, Placement
@@ -34,7 +35,7 @@ def test_a_move_waits_for_a_source_that_is_away_and_goes_on_by_itself(fleet, ser
         True,
         True,
     )
-    assert record.consequence.startswith("If pc-1 comes back, the old engine may still be running there")
+    assert record.consequence.startswith("If pc-1 returns, the old engine may still be running there")
     for _ in range(30):
         pass_time(60)
         worker.run(operation.pk)
@@ -83,7 +84,7 @@ def test_the_confirmation_comes_before_everything_else(fleet, serving, until) ->
     with pytest.raises(ConfirmationRequired):
         moves.force_commit("tiny", "", PERSON, sure=lambda: asked.append("sure"))
     assert asked == []
-    with pytest.raises(Conflict, match="only while it waits for a source"):
+    with pytest.raises(Conflict, match="only while the move waits for a source"):
         moves.force_commit("tiny", "pc-1", PERSON, sure=lambda: asked.append("sure"))
     assert asked == ["sure"]
     operation.refresh_from_db()
@@ -94,7 +95,7 @@ def test_what_is_not_being_moved_is_neither_given_up_nor_cancelled(fleet, servin
     with pytest.raises(Conflict, match="is not being moved"):
         moves.force_commit("tiny", "pc-1", PERSON)
     for ask in (lambda: moves.force_commit("none", "", PERSON), lambda: moves.cancel("none", PERSON)):
-        with pytest.raises(NotFound, match="There is no model 'none'"):
+        with pytest.raises(NotFound, match="Model 'none' not found"):
             ask()
 
 
@@ -137,14 +138,14 @@ def test_a_cancelled_move_whose_source_is_away_ends_and_the_model_is_wanted_ther
 
 
 def test_an_unplace_stops_the_model_and_takes_it_off_its_node(fleet, serving, finish) -> None:
-    operation = unplacing.request("tiny", PERSON)
+    operation = unplacing.request("tiny", PERSON, confirm="tiny")
     assert (Hold.objects.get().holder_id, Hold.objects.get().words) == (
         f"unplace-{operation.pk}",
         "an unplace from node pc-1",
     )
-    assert unplacing.request("tiny", PERSON).pk == operation.pk
+    assert unplacing.request("tiny", PERSON, confirm="tiny").pk == operation.pk
     with pytest.raises(ModelBusy, match="an unplace from node pc-1 holds it"):
-        requests.start("tiny", PERSON)
+        model_runs.start("tiny", PERSON)
     done = finish(operation.pk)
     assert (done.outcome, done.result) == ("succeeded", {"nodeIds": ["pc-1"]})
     assert not Placement.objects.exists()
@@ -154,12 +155,21 @@ def test_an_unplace_stops_the_model_and_takes_it_off_its_node(fleet, serving, fi
     assert [(row.result, row.actor) for row in lines] == [("accepted", PERSON.name), ("succeeded", PERSON.name)]
 
 
+def test_a_model_that_may_be_running_is_unplaced_with_its_id_typed(fleet, serving, finish) -> None:
+    for typed in ("", "pc-1"):
+        with pytest.raises(ConfirmationRequired, match="Type tiny to confirm"):
+            unplacing.request("tiny", PERSON, confirm=typed)
+    assert not Hold.objects.exists()
+    Placement.objects.update(desired="stopped", observed="stopped")
+    assert finish(unplacing.request("tiny", PERSON).pk).outcome == "succeeded"
+
+
 def test_an_unplace_that_meets_a_start_ends_it(fleet, finish, pass_time) -> None:
     placed()
     fleet.source.plan = [{"state": InstanceState.LOADING}] * 200
-    launch = requests.start("tiny", PERSON)
+    launch = model_runs.start("tiny", PERSON)
     worker.run(launch.pk)
-    operation = unplacing.request("tiny", PERSON)
+    operation = unplacing.request("tiny", PERSON, confirm="tiny")
     worker.run(operation.pk)
     assert finish(launch.pk).outcome == "cancelled"
     assert finish(operation.pk).outcome == "succeeded"
@@ -168,7 +178,7 @@ def test_an_unplace_that_meets_a_start_ends_it(fleet, finish, pass_time) -> None
 
 def test_an_engine_that_does_not_end_makes_an_unplace_fail_and_the_model_stays(fleet, serving, finish) -> None:
     fleet.source.stubborn = True
-    done = finish(unplacing.request("tiny", PERSON).pk, steps=100)
+    done = finish(unplacing.request("tiny", PERSON, confirm="tiny").pk, steps=100)
     assert (done.outcome, done.error["code"]) == ("failed", "stop_timeout")
     assert Placement.objects.get().pk == serving.pk
     assert not Hold.objects.exists()
@@ -177,9 +187,9 @@ def test_an_engine_that_does_not_end_makes_an_unplace_fail_and_the_model_stays(f
 def test_a_node_that_is_away_is_no_place_to_unplace_from(fleet, serving, finish, pass_time) -> None:
     fleet.lose("pc-1")
     with pytest.raises(NodeOffline):
-        unplacing.request("tiny", PERSON)
+        unplacing.request("tiny", PERSON, confirm="tiny")
     fleet.find("pc-1")
-    operation = unplacing.request("tiny", PERSON)
+    operation = unplacing.request("tiny", PERSON, confirm="tiny")
     fleet.lose("pc-1")
     worker.run(operation.pk)
     pass_time(50)
@@ -193,21 +203,21 @@ def test_a_node_that_is_away_is_no_place_to_unplace_from(fleet, serving, finish,
 
 def test_a_node_that_is_revoked_is_not_asked(fleet, serving, finish) -> None:
     Node.objects.filter(pk="pc-1").update(lifecycle="revoked")
-    assert finish(unplacing.request("tiny", PERSON).pk).outcome == "succeeded"
+    assert finish(unplacing.request("tiny", PERSON, confirm="tiny").pk).outcome == "succeeded"
     assert fleet.source.stops == 0
 
 
 def test_what_stands_nowhere_is_not_unplaced(fleet) -> None:
     placed()
     Placement.objects.all().delete()
-    with pytest.raises(Conflict, match="does not stand on any node"):
-        unplacing.request("tiny", PERSON)
+    with pytest.raises(Conflict, match="is not placed on any node"):
+        unplacing.request("tiny", PERSON, confirm="tiny")
 
 
 def test_one_replica_is_taken_off_its_node(fleet, serving, finish) -> None:
     node("pc-3")
     Placement.objects.create(model_id="tiny", node_id_text="pc-2", desired="stopped", observed="stopped")
-    with pytest.raises(Conflict, match="does not stand on node 'pc-3'"):
+    with pytest.raises(Conflict, match="is not placed on node 'pc-3'"):
         unplacing.request("tiny", PERSON, node_id="pc-3")
     assert finish(unplacing.request("tiny", PERSON, node_id="pc-2").pk).outcome == "succeeded"
     assert Placement.objects.get().pk == serving.pk
@@ -215,18 +225,18 @@ def test_one_replica_is_taken_off_its_node(fleet, serving, finish) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_who_waits_for_an_unplace_is_told_how_it_ended(fleet, serving, finish, monkeypatch) -> None:
-    monkeypatch.setattr("jobs.unplacing._MARGIN_SECONDS", -119.0)
-    operation = unplacing.request("tiny", PERSON)
+    monkeypatch.setattr("jobs.requests.unplacing._MARGIN_SECONDS", -119.0)
+    operation = unplacing.request("tiny", PERSON, confirm="tiny")
     with pytest.raises(unplacing.StopTimeout) as late:
         unplacing.wait(operation)
     assert (late.value.code, late.value.http_status) == ("stop_timeout", 504)
     fleet.source.stubborn = True
     finish(operation.pk, steps=100)
     operation.refresh_from_db()
-    with pytest.raises(unplacing.StopTimeout, match="did not end within 120 s"):
+    with pytest.raises(unplacing.StopTimeout, match="did not stop within 120 s"):
         unplacing.wait(operation)
     fleet.source.stubborn = False
     fleet.source.engines.clear()
-    again = unplacing.request("tiny", PERSON)
+    again = unplacing.request("tiny", PERSON, confirm="tiny")
     over = finish(again.pk)
     assert unplacing.wait(over).outcome == "succeeded"

@@ -11,9 +11,10 @@ import pytest
 
 from agent.wire.instances import InstanceState
 from audit.models import AuditLine
-from jobs import ledger, moves, requests, unplacing, worker
+from jobs import ledger, worker
 from jobs.models import Operation
-from mirbad.tasking.tasks import Bell
+from jobs.requests import model_runs, moves, unplacing
+from mirbad.tasking.tasks import TaskSignal
 from models_app.models import Hold, ModelDefinition, Placement
 from nodes.models import Node
 from tests.jobs.moves.conftest import Fleet
@@ -30,19 +31,19 @@ def trap(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Trap:
     made = Trap()
     monkeypatch.setattr(ledger, "claim", made.around(ledger.claim))
     monkeypatch.setattr(ledger, "_update", made.around(ledger._update))
-    monkeypatch.setattr(ledger, "_tell", made.around(ledger._tell))
+    monkeypatch.setattr(ledger, "_add_event", made.around(ledger._add_event))
     monkeypatch.setattr(ledger, "write", made.around(ledger.write))
     monkeypatch.setattr("nodes.link.client.call", made.around(fleet.call, before=True))
+    from models_app.placement import relocate
+
     for name in ("bring_up", "switch", "replace", "leave"):
-        from models_app.placement import handover
+        monkeypatch.setattr(relocate, name, made.around(getattr(relocate, name)))
 
-        monkeypatch.setattr(handover, name, made.around(getattr(handover, name)))
-
-    def ring(bell: Bell, identity: str, delay_seconds: float = 0.0) -> bool:
+    def enqueue(signal: TaskSignal, identity: str, delay_seconds: float = 0.0) -> bool:
         made.cross()
         return True
 
-    monkeypatch.setattr(Bell, "ring", ring)
+    monkeypatch.setattr(TaskSignal, "enqueue", enqueue)
     return made
 
 
@@ -56,13 +57,13 @@ def setting(fleet: Fleet, trap: Trap, pass_time: Callable[[float], None]) -> Pla
         agent.__init__()  # type: ignore[misc]
     Node.objects.update(reachability="online")
     placement = placed()
-    quietly(trap, requests.start("tiny", PERSON).pk, pass_time)
+    quietly(trap, model_runs.start("tiny", PERSON).pk, pass_time)
     placement.refresh_from_db()
     return placement
 
 
 def over(fleet: Fleet) -> tuple[Any, ...]:
-    """What a move leaves, whenever the worker was killed."""
+    """Return the state that a move leaves, whenever the worker was killed."""
     placement = Placement.objects.get()
     agents = (fleet.source.running, fleet.source.stops, fleet.target.running, len(fleet.target.launches))
     where = (placement.node_id_text, placement.routed, placement.desired, placement.observed)
@@ -122,7 +123,7 @@ def test_a_cancelled_move_killed_anywhere_leaves_everything_as_it_was(fleet, tra
 def test_an_unplace_killed_anywhere_ends_once(fleet, trap, pass_time) -> None:
     for kill_at in range(1, 200, STRIDE):
         setting(fleet, trap, pass_time)
-        operation = unplacing.request("tiny", PERSON)
+        operation = unplacing.request("tiny", PERSON, confirm="tiny")
         fell = run_with_kill(trap, operation.pk, kill_at, pass_time)
         operation.refresh_from_db()
         assert operation.outcome == "succeeded", kill_at

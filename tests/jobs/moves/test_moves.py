@@ -4,24 +4,25 @@ import pytest
 
 from agent.wire.instances import InstanceState
 from audit.models import AuditLine
-from jobs import moves, requests, worker
+from jobs import worker
 from jobs.models import Operation
+from jobs.requests import cancellation, model_runs, moves
 from mirbad.kernel.errors import Conflict, InvalidRequest
 from models_app import holds, registry, routing
 from models_app.errors import ModelBusy, ModelNotMovable, PlacementInvalid
 from models_app.models import Hold, ModelDefinition, ModelSource, Placement
 from nodes.errors import NodeDraining, NodeOffline, NodeRevoked
 from nodes.models import Node
-from tests.jobs.agents import READY
 from tests.jobs.moves.parts import HANDOVER, STOP_FIRST, move, stages, the_placement, untouched
 from tests.models_app.things import PERSON, gpu, node, placed
+from tests.standins.memory import READY
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
 
 def test_a_model_that_serves_is_handed_over(fleet, serving, finish) -> None:
     operation = move()
-    assert (operation.kind, operation.lane, operation.input["mode"]) == ("move", "placement", "handover")
+    assert (operation.kind, operation.concurrency_group, operation.input["mode"]) == ("move", "placement", "handover")
     assert (Hold.objects.get().words, Hold.objects.get().holder_id) == (
         "a move to node pc-2",
         f"move-{operation.pk}",
@@ -60,7 +61,7 @@ def test_the_source_is_stopped_when_it_answers_nothing_any_more(fleet, serving, 
         worker.run(operation.pk)
         pass_time(3)
     operation.refresh_from_db()
-    assert operation.progress["text"] == "3 requests are still answered there."
+    assert operation.progress["text"] == "3 open requests on the old node."
     assert (operation.stage, fleet.source.stops) == ("draining-source", 0)
     fleet.source.open_requests.clear()
     until(operation, "stopping-source")
@@ -74,9 +75,7 @@ def test_a_stream_that_does_not_end_is_ended_at_the_limit(fleet, serving, until,
     pass_time(601)
     done = finish(operation.pk)
     assert (done.outcome, fleet.source.running) == ("succeeded", 0)
-    assert "1 request is still answered there after 600 s; they are ended now." in done.events.values_list(
-        "text", flat=True
-    )
+    assert "1 open request on the old node after 600 s: ending them." in done.events.values_list("text", flat=True)
 
 
 def test_a_node_that_does_not_tell_what_it_answers_is_given_the_whole_time(fleet, serving, until, pass_time) -> None:
@@ -135,16 +134,16 @@ def test_the_button_pressed_twice_is_one_move(fleet, serving) -> None:
 
 
 def test_the_button_pressed_twice_at_once_is_one_move(fleet, serving, monkeypatch) -> None:
-    first, look = move(), moves._standing
+    first, look = move(), moves._existing
     looks = iter([None])
-    monkeypatch.setattr(moves, "_standing", lambda wish: next(looks, look(wish)))
+    monkeypatch.setattr(moves, "_existing", lambda move_request: next(looks, look(move_request)))
     assert move().pk == first.pk
     assert Operation.objects.filter(kind="move").count() == 1
 
 
 def test_a_held_model_is_not_started_stopped_placed_or_deleted_but_saved(fleet, serving) -> None:
     move()
-    for act in (requests.start, requests.stop, requests.restart, registry.delete):
+    for act in (model_runs.start, model_runs.stop, model_runs.restart, registry.delete):
         with pytest.raises(ModelBusy, match=r"Model 'tiny' is busy: a move to node pc-2 holds it\."):
             act("tiny", PERSON)
     data = registry.parse({"id": "tiny", "runtime": "sim", "delivery": "process", "tags": ["kept"]})
@@ -166,7 +165,7 @@ def test_a_hold_of_another_keeps_a_model_where_it_is(fleet, serving) -> None:
 
 
 class TestRefusals:
-    """What is refused, and leaves everything as it was."""
+    """Refusals, each of which leaves everything as it was."""
 
     @pytest.fixture(autouse=True)
     def _nothing_happens(self, fleet, serving):
@@ -180,7 +179,7 @@ class TestRefusals:
             move()
 
     def test_the_node_that_it_stands_on(self) -> None:
-        with pytest.raises(InvalidRequest, match="stands on node 'pc-1' already"):
+        with pytest.raises(InvalidRequest, match="is already placed on node 'pc-1'"):
             moves.request("tiny", "pc-1", (), PERSON)
 
     @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ class TestRefusals:
         assert refused.value.problems[0]["code"] == "gpu_unknown"
 
     def test_a_model_that_is_being_started(self) -> None:
-        restarting = requests.restart("tiny", PERSON)
+        restarting = model_runs.restart("tiny", PERSON)
         with pytest.raises(Conflict, match="being started or stopped"):
             move()
         Operation.objects.filter(pk=restarting.pk).delete()
@@ -219,7 +218,7 @@ class TestRefusals:
 
     def test_a_replica_of_several_nodes(self) -> None:
         Placement.objects.update(shards=2)
-        with pytest.raises(ModelNotMovable, match="2 nodes as one"):
+        with pytest.raises(ModelNotMovable, match="over 2 nodes"):
             move()
         Placement.objects.update(shards=1)
 
@@ -249,7 +248,7 @@ def test_a_hand_over_is_cancelled_until_the_switch_and_leaves_nothing(fleet, ser
 @pytest.mark.parametrize("stage", ["placement-committed", "draining-source", "stopping-source"])
 def test_a_hand_over_is_not_cancelled_after_the_switch(fleet, serving, until, finish, stage) -> None:
     operation = until(move(), stage)
-    for cancel in (lambda: moves.cancel("tiny", PERSON), lambda: requests.cancel(operation.pk, PERSON)):
+    for cancel in (lambda: moves.cancel("tiny", PERSON), lambda: cancellation.request(operation.pk, PERSON)):
         with pytest.raises(Conflict, match="move it back instead"):
             cancel()
     assert finish(operation.pk).outcome == "succeeded"
@@ -259,10 +258,10 @@ def test_a_cancel_that_comes_with_the_switch_is_too_late(fleet, serving, until, 
     operation = until(move(), "target-ready")
     # The switch has happened and the process was killed before it wrote so; then somebody cancels.
     from jobs.kinds.move import plan_in
-    from models_app.placement import handover
+    from models_app.placement import relocate
 
     plan = plan_in(operation)
-    assert handover.switch(plan.source, plan.arrival.id)
+    assert relocate.switch(plan.source, plan.arrival.id)
     moves.cancel("tiny", PERSON)
     done = finish(operation.pk)
     assert (done.outcome, the_placement().node_id_text) == ("succeeded", "pc-2")

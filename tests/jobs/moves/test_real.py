@@ -8,12 +8,13 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from jobs import moves, requests, worker
+from jobs import worker
+from jobs.requests import model_runs, moves
 from models_app.models import Placement
 from nodes.pki import authority
 from tests.jobs.moves.bench import Door, TwoNodes, at, run
-from tests.jobs.real import wait_until
 from tests.models_app.things import PERSON, placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
@@ -29,7 +30,7 @@ def nodes(transactional_db, tmp_path) -> Iterator[TwoNodes]:
 
 def test_no_request_fails_while_a_model_is_handed_over(nodes) -> None:
     placed(node_id="local", args=["--start-seconds", "0.5", "--tokens-per-second", "40"])
-    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.start("tiny", PERSON)).outcome == "succeeded"
     pid = Placement.objects.get().observed_view["pid"]
     with Door() as door, nodes.load(door, "tiny").on() as load:
         done = run(moves.request("tiny", "next", (), PERSON))
@@ -50,19 +51,19 @@ def test_a_source_that_stops_before_the_gateway_has_looked_fails_no_request(node
     monkeypatch.setattr("models_app.gateway.loader.REBUILD_SECONDS", 30.0)
     monkeypatch.setattr("models_app.gateway.loader.POLL_SECONDS", 4.0)
     placed(node_id="local", args=["--tokens-per-second", "0"])
-    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.start("tiny", PERSON)).outcome == "succeeded"
     with Door() as door, nodes.load(door, "tiny", clients=3, tokens=2).on() as load:
         done = run(moves.request("tiny", "next", (), PERSON))
         assert done.outcome == "succeeded"
         seen = load.answered
-        wait_until(lambda: load.failed or load.answered > seen + 100, "answers of the target")
+        until(lambda: load.failed or load.answered > seen + 100, "answers of the target")
     assert load.failed == []
 
 
 @pytest.mark.parametrize("stage", ["starting-target", "stopping-source"])
 def test_agents_that_restart_in_the_middle_of_a_hand_over_are_waited_for(nodes, quick, stage) -> None:
     placed(node_id="local", args=["--start-seconds", "1"])
-    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.start("tiny", PERSON)).outcome == "succeeded"
     operation = at(moves.request("tiny", "next", (), PERSON), stage)
     for agent in nodes.agents.values():
         agent.end()
@@ -80,7 +81,7 @@ def test_agents_that_restart_in_the_middle_of_a_hand_over_are_waited_for(nodes, 
 
 def test_a_source_that_dies_in_the_middle_of_a_hand_over_changes_nothing_of_it(nodes, quick) -> None:
     placed(node_id="local", args=["--start-seconds", "1"])
-    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.start("tiny", PERSON)).outcome == "succeeded"
     pid = Placement.objects.get().observed_view["pid"]
     operation = at(moves.request("tiny", "next", (), PERSON), "starting-target")
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a move brings to its target first: real downloads from a hub, open and gated, cut off and without room."""
+"""Weights brought to a move's target first: real downloads from a hub, open and gated, cut off and without room."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,18 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.downloads.hub import Patience
+from agent.downloads.hub import RetryPolicy
 from audit.models import AuditLine
-from jobs import moves, requests, worker
+from jobs import worker
 from jobs.models import Operation, OperationEvent
+from jobs.requests import model_runs, moves
 from models_app.artifacts.errors import Gated
 from models_app.models import Hold, ModelSource, Placement
 from nodes.pki import authority
 from tests.agent.downloads.conftest import noise
 from tests.bench.hub import Hub, Repository
 from tests.jobs.moves.bench import TwoNodes, run
-from tests.jobs.real import wait_until
 from tests.models_app.things import PERSON, placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 SIZE = 2 * 1024 * 1024
@@ -37,7 +38,7 @@ def nodes(transactional_db, tmp_path, hub, quick) -> Iterator[TwoNodes]:
     for name in ("local", "next"):
         (tmp_path / name).mkdir()
     with TwoNodes(tmp_path).up() as made:
-        made.agents["next"].server._downloads._patience = Patience(2.0, 2.0, (0.05, 0.05, 0.05))
+        made.agents["next"].server._downloads._retry_policy = RetryPolicy(2.0, 2.0, (0.05, 0.05, 0.05))
         yield made
 
 
@@ -58,7 +59,7 @@ def middle(operation: Operation) -> None:
         operation.refresh_from_db()
         return 0 < operation.progress.get("doneBytes", 0) < SIZE
 
-    wait_until(some, "bytes to come")
+    until(some, "bytes to come")
 
 
 def test_the_weights_come_first_and_their_bytes_are_told(nodes, hub) -> None:
@@ -132,7 +133,7 @@ def test_a_move_whose_node_lost_the_token_says_to_start_it_again_with_one(nodes,
 
 def test_a_target_without_room_changes_nothing(nodes, hub, monkeypatch) -> None:
     model(hub)
-    assert run(requests.start("tiny", PERSON)).outcome == "succeeded"
+    assert run(model_runs.start("tiny", PERSON)).outcome == "succeeded"
     full = SimpleNamespace(total=SIZE, used=SIZE, free=SIZE // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     failed = run(moves.request("tiny", "next", (), PERSON))

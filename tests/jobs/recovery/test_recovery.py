@@ -8,17 +8,18 @@ from django.db import transaction
 
 from agent.wire.instances import InstanceState, InstanceView
 from audit.models import AuditLine
-from jobs import requests, worker
+from jobs import worker
 from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
+from jobs.requests import model_runs
 from models_app import holds, intents, running, windows
 from models_app.models import Placement, RunningIntent
 from models_app.placement import apply
 from nodes.models import MasterIdentity, Node, NodeCondition
 from nodes.pki import authority
-from tests.jobs.agents import DIES, READY, refusal
 from tests.models_app.test_running import status
 from tests.models_app.things import PERSON, node, placed
+from tests.standins.memory import DIES, READY, refusal
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -48,7 +49,7 @@ def view(placement: Placement, state: str, **fields: Any) -> InstanceView:
 def ran(*model_ids: str, boot: str = "boot-1") -> None:
     """They run by their owner's wish, and the node says so."""
     for model_id in model_ids:
-        apply.want_running(the(model_id), "c" * 64)
+        apply.set_desired_running(the(model_id), "c" * 64)
     say(*(view(the(model_id), "ready") for model_id in model_ids), boot=boot, seq=10)
 
 
@@ -70,11 +71,11 @@ def test_what_ran_before_a_reboot_is_started_again_by_autostart(agent, finish) -
     assert finish(operation.pk).outcome == "succeeded"
     assert (the().observed, resume_once()) == ("ready", 0)
     line = AuditLine.objects.filter(action="model.start", result="accepted").get()
-    assert (line.actor, line.detail) == ("system:autostart", "It ran before its node was restarted.")
+    assert (line.actor, line.detail) == ("system:autostart", "The machine was restarted.")
 
 
 def test_an_engine_that_was_still_starting_before_the_reboot_counts(agent) -> None:
-    apply.want_running(the(), "")
+    apply.set_desired_running(the(), "")
     say(view(the(), "loading"), boot="boot-1", seq=1)
     rebooted("tiny")
     assert resume_once() == 1
@@ -136,14 +137,14 @@ def test_a_stop_by_a_person_cancels_what_waits(agent, finish) -> None:
     node("pc-2")
     ran("tiny")
     rebooted("tiny")
-    requests.stop("tiny", PERSON)
+    model_runs.stop("tiny", PERSON)
     assert (resume_once(), RunningIntent.objects.count()) == (0, 0)
 
 
 def test_a_model_that_is_taken_off_its_node_waits_no_more(agent) -> None:
     ran("tiny")
     rebooted("tiny")
-    apply.take_off(the(), PERSON, "moved")
+    apply.remove_placement(the(), PERSON, "moved")
     assert (resume_once(), RunningIntent.objects.count()) == (0, 0)
 
 
@@ -171,7 +172,7 @@ def test_models_of_a_node_take_turns_and_nodes_do_not_wait_for_each_other(agent,
     placed("second")
     placed("other", "pc-2")
     for model_id in ("tiny", "second", "other"):
-        apply.want_running(the(model_id), "")
+        apply.set_desired_running(the(model_id), "")
     say(view(the("tiny"), "ready"), view(the("second"), "ready"), boot="boot-1", seq=1)
     say(view(the("other"), "ready"), boot="boot-1", seq=1, node_id="pc-2")
     rebooted("tiny", "second")
@@ -189,7 +190,7 @@ def test_a_start_by_a_person_on_the_node_goes_first(agent) -> None:
     placed("second")
     ran("tiny")
     rebooted("tiny")
-    requests.start("second", PERSON)
+    model_runs.start("second", PERSON)
     assert resume_once() == 0
 
 
@@ -242,7 +243,7 @@ def test_a_stop_inside_a_maintenance_window_does_not_replace_the_set(agent) -> N
 
 
 def test_a_launch_that_the_node_could_not_be_given_waits_for_it(agent, finish, pass_time) -> None:
-    operation = requests.start("tiny", PERSON)
+    operation = model_runs.start("tiny", PERSON)
     agent.offline = True
     for _ in range(3):
         worker.run(operation.pk)
@@ -257,7 +258,7 @@ def test_a_launch_that_the_node_could_not_be_given_waits_for_it(agent, finish, p
 
 def test_the_machine_restarts_during_a_launch_and_it_goes_on(agent, finish) -> None:
     agent.plan = [{"state": InstanceState.LOADING}, {"state": InstanceState.LOST, "reason": "The machine restarted."}]
-    operation = requests.start("tiny", PERSON)
+    operation = model_runs.start("tiny", PERSON)
     worker.run(operation.pk)
     agent.plan = [READY]
     ended = finish(operation.pk)
@@ -266,7 +267,7 @@ def test_the_machine_restarts_during_a_launch_and_it_goes_on(agent, finish) -> N
 
 def test_an_engine_that_takes_its_machine_down_twice_is_left(agent, finish) -> None:
     agent.plan = [{"state": InstanceState.LOST, "reason": "The machine was restarted.", "reason_code": "lost"}]
-    ended = finish(requests.start("tiny", PERSON).pk)
+    ended = finish(model_runs.start("tiny", PERSON).pk)
     assert (ended.outcome, ended.error["code"], len(agent.launches)) == ("failed", "lost", 2)
     assert (the().desired, resume_once()) == ("stopped", 0)
 
@@ -278,7 +279,7 @@ def test_a_set_that_cannot_be_read_turns_recovery_of_that_node_off_and_says_so(a
     node("pc-2")
     placed("second")
     placed("other", "pc-2")
-    apply.want_running(the("other"), "")
+    apply.set_desired_running(the("other"), "")
     say(view(the("other"), "ready"), boot="boot-1", seq=1, node_id="pc-2")
     ran("tiny", "second")
     RunningIntent.objects.filter(placement__model_id="second").update(**columns)

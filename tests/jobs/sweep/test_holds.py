@@ -5,10 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from jobs import ledger, requests
+from jobs import ledger
 from jobs.kinds import launch
 from jobs.loops.holds import YOUNG, release_stale_once
 from jobs.models import Operation
+from jobs.requests import model_runs
 from mirbad.kernel import clock
 from mirbad.kernel.actor import system
 from models_app import holds, registry
@@ -26,7 +27,7 @@ def _model() -> None:
 
 
 def owner(kind: str = "move") -> Operation:
-    made = replace(launch.KIND, name=kind, lane="work")
+    made = replace(launch.KIND, name=kind, concurrency_group="work")
     return ledger.create(made, "somewhere", ledger.Subject("model", "tiny", "pc-1", "tiny"), system("job"), "Begun.")
 
 
@@ -68,13 +69,13 @@ def test_a_hold_that_was_taken_just_now_stays() -> None:
 @pytest.mark.parametrize(
     ("kind", "words", "advice"),
     [
-        ("move", "a move to node pc-2", "Wait for it to end, or cancel the move."),
+        ("move", "a move to node pc-2", "Wait for it to finish, or cancel the move."),
         ("job", "a benchmark on node pc-1", "Wait for it to finish, or cancel the job."),
-        ("restore", "a restore (configuration import)", "Wait for it to end."),
-        ("unplace", "an unplace from node pc-1", "Wait for it to end."),
+        ("restore", "a restore (configuration import)", "Wait for it to finish."),
+        ("unplace", "an unplace from node pc-1", "Wait for it to finish."),
     ],
 )
-@pytest.mark.parametrize("verb", [requests.start, requests.stop, requests.restart])
+@pytest.mark.parametrize("verb", [model_runs.start, model_runs.stop, model_runs.restart])
 def test_a_start_stop_or_restart_of_a_held_model_says_who_holds_it_and_what_to_do(kind, words, advice, verb) -> None:
     holds.take("tiny", kind, f"{kind}-1", words)
     with pytest.raises(ModelBusy) as refused:

@@ -12,12 +12,13 @@ from jobs.models import Operation, OperationEvent
 from mirbad.kernel import clock
 from mirbad.kernel.actor import system
 from mirbad.kernel.conf import settings
+from models_app.models import EngineExit
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
 
 def made(model_id: str = "tiny", node_id: str = "pc-1", *, ended_days_ago: float | None = None) -> str:
-    kind = replace(launch.KIND, lane="work")
+    kind = replace(launch.KIND, concurrency_group="work")
     number = Operation.objects.count()
     subject = ledger.Subject("placement", f"{model_id}-{number}", node_id, model_id)
     operation = ledger.create(kind, "checking", subject, system("job"), "Begun.", operation_id=f"op-{number:04}")
@@ -69,3 +70,11 @@ def test_zero_keeps_everything(monkeypatch) -> None:
     unset = settings().model_copy(update={"operation_retention": timedelta(0)})
     monkeypatch.setattr(prune, "settings", lambda: unset)
     assert prune.prune_once() == 0
+
+
+def test_ends_of_engines_go_with_the_operations() -> None:
+    for number, days in ((1, 91), (2, 89)):
+        at = clock.now() - timedelta(days=days)
+        EngineExit.objects.create(placement_id_text="p", run=str(number), model_id_text="m", node_id_text="n", at=at)
+    prune.prune_once()
+    assert [row.run for row in EngineExit.objects.all()] == ["2"]

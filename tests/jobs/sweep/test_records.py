@@ -3,11 +3,11 @@
 import pytest
 
 from agent.wire.instances import InstanceState
+from jobs.loops.orphans import stop_orphans_once
 from jobs.loops.records import KEPT_FOR, forget_records_once
-from jobs.loops.strays import stop_strays_once
 from mirbad.kernel import clock
 from models_app import holds, running
-from models_app.models import ModelDefinition, Placement, StrayInstance
+from models_app.models import ModelDefinition, OrphanInstance, Placement
 from nodes import fencing
 from nodes.models import Node
 from nodes.pki import authority
@@ -28,7 +28,7 @@ def _fleet() -> None:
 
 
 def time_passes() -> None:
-    StrayInstance.objects.update(since=clock.now() - 2 * KEPT_FOR)
+    OrphanInstance.objects.update(since=clock.now() - 2 * KEPT_FOR)
 
 
 def test_the_record_of_a_deleted_models_engine_is_forgotten_after_a_while(agent) -> None:
@@ -39,7 +39,7 @@ def test_the_record_of_a_deleted_models_engine_is_forgotten_after_a_while(agent)
     time_passes()
     assert forget_records_once() == 1
     assert ended.instance_id not in agent.engines
-    assert not StrayInstance.objects.exists()
+    assert not OrphanInstance.objects.exists()
     running.observe_many({"pc-1": status(2)})
     assert forget_records_once() == 0
     assert [call for call in agent.calls if call.startswith("DELETE")] == ["DELETE instances"]
@@ -47,7 +47,7 @@ def test_the_record_of_a_deleted_models_engine_is_forgotten_after_a_while(agent)
 
 def test_an_engine_that_ended_is_no_engine_to_be_stopped(agent) -> None:
     runs(agent, engine(**ENDED))
-    assert stop_strays_once() == 0
+    assert stop_orphans_once() == 0
 
 
 @pytest.mark.parametrize("state", [InstanceState.READY, InstanceState.STOPPING, InstanceState.PREPARING])

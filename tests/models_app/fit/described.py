@@ -34,7 +34,7 @@ class Public:
     expert_bytes: int | None = field(default=0)
 
     def folder(self) -> FolderShape:
-        """What a node would tell of a folder with it."""
+        """Return the shape that a node would report of a folder with it."""
         weights = SafetensorsFile(
             path="model.safetensors",
             size_bytes=self.total_size + 4096,

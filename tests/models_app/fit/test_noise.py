@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from agent.wire import gguf, safetensors
+from agent.common.formats import gguf, safetensors
 from models_app.fit import estimate, hub_config, serve_plan
 from tests.models_app.fit.public import MODELS
 

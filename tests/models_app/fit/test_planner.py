@@ -1,14 +1,17 @@
 """The ranking of nodes: what is better, and why the others are none."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.wire.capability import Delivery, GpuCapability, MemoryModel, Runtime, RuntimeCapability
-from models_app.fit import ModelShape, serve_plan
+from models_app.fit import ModelShape, estimate, serve_plan
 from models_app.fit.shape import CacheGroup
-from models_app.fit.verdict import Room, State
+from models_app.fit.verdict import Capacity, FitState
+from models_app.placement import planner
 from models_app.placement.feasible import NodeFacts
-from models_app.placement.fleet import Card, Machine
-from models_app.placement.planner import Wish, plan
+from models_app.placement.fleet import FleetCard, Machine
+from models_app.placement.planner import PlanRequest, Rejection, cards_for, plan, reject, reject_node
 from tests.models_app.things import GIB, capabilities
 
 pytestmark = pytest.mark.unit
@@ -19,79 +22,79 @@ SHAPE = ModelShape(
 SMALL_SHARE = ("--gpu-memory-utilization", "0.75")
 
 
-def card(index: int, free: float | None, *, name="RTX 4090", total=24, models=0, problem="") -> Card:
-    room = Room(f"GPU {index}", f"GPU-{index}", total * GIB, None if free is None else int(free * GIB))
-    return Card(room, name, total * GIB, models, problem)
+def card(index: int, free: float | None, *, name="RTX 4090", total=24, models=0, problem="") -> FleetCard:
+    room = Capacity(f"GPU {index}", f"GPU-{index}", total * GIB, None if free is None else int(free * GIB))
+    return FleetCard(room, name, total * GIB, models, problem)
 
 
-def machine(node_id: str, *cards: Card, host: float | None = 60, **more) -> Machine:
+def machine(node_id: str, *cards: FleetCard, host: float | None = 60, **more) -> Machine:
     gpus = tuple(GpuCapability(uuid=item.uuid, name=item.name, memory_bytes=item.memory) for item in cards)
     known = capabilities(*gpus, **({"allow_tag_pulls": True} | more.pop("caps", {})))
     facts = NodeFacts(node_id, more.pop("lifecycle", "approved"), more.pop("draining", False), known)
-    room = Room("host memory", "", 64 * GIB, None if host is None else int(host * GIB), 4 * GIB)
+    room = Capacity("Host memory", "", 64 * GIB, None if host is None else int(host * GIB), 4 * GIB)
     images = dict.fromkeys(Runtime, ("vllm/vllm-openai", ""))
     return Machine(facts, room, cards, **({"images": images} | more))
 
 
-def wish(*args: str, runtime="vllm", delivery="container", shape=SHAPE, **more) -> Wish:
-    return Wish(
+def request(*args: str, runtime="vllm", delivery="container", shape=SHAPE, **more) -> PlanRequest:
+    return PlanRequest(
         runtime, delivery, shape, serve_plan(runtime, (*SMALL_SHARE, *args) if runtime == "vllm" else args), **more
     )
 
 
 def order(found) -> list[tuple[str, tuple[str, ...]]]:
-    return [(choice.node_id, choice.gpu_uuids) for choice in found.choices]
+    return [(candidate.node_id, candidate.gpu_uuids) for candidate in found.candidates]
 
 
 def test_the_smallest_hole_that_is_enough_is_taken_so_that_large_ones_stay() -> None:
-    found = plan(wish(), [machine("a", card(0, 23), card(1, 19), card(2, 21))])
+    found = plan(request(), [machine("a", card(0, 23), card(1, 19), card(2, 21))])
     assert order(found) == [("a", ("GPU-1",))]
-    found = plan(wish(), [machine("large", card(0, 40, total=48, name="A6000")), machine("small", card(0, 19))])
+    found = plan(request(), [machine("large", card(0, 40, total=48, name="A6000")), machine("small", card(0, 19))])
     assert order(found)[0] == ("small", ("GPU-0",))
 
 
 def test_fewer_models_go_before_a_smaller_hole() -> None:
-    found = plan(wish(), [machine("a", card(0, 19, models=2), card(1, 23))])
+    found = plan(request(), [machine("a", card(0, 19, models=2), card(1, 23))])
     assert order(found) == [("a", ("GPU-1",))]
-    found = plan(wish(), [machine("busy", card(0, 19), models=5), machine("idle", card(0, 19))])
-    assert [choice.node_id for choice in found.choices] == ["idle", "busy"]
+    found = plan(request(), [machine("busy", card(0, 19), models=5), machine("idle", card(0, 19))])
+    assert [candidate.node_id for candidate in found.candidates] == ["idle", "busy"]
 
 
 def test_a_node_that_has_the_weights_goes_first() -> None:
-    found = plan(wish(), [machine("a", card(0, 20)), machine("b", card(0, 20), models=3, holds_weights=True)])
-    assert [choice.node_id for choice in found.choices] == ["b", "a"]
+    found = plan(request(), [machine("a", card(0, 20)), machine("b", card(0, 20), models=3, holds_weights=True)])
+    assert [candidate.node_id for candidate in found.candidates] == ["b", "a"]
     assert "has the weights" in found.best.why
-    assert "has to download the weights" in found.choices[1].why
+    assert "needs to download the weights" in found.candidates[1].why
 
 
 def test_one_card_goes_before_two_and_two_only_where_one_is_not_enough() -> None:
     big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
-    found = plan(wish(shape=big), [machine("two", card(0, 23), card(1, 23)), machine("one", card(0, 46, total=48))])
+    found = plan(request(shape=big), [machine("two", card(0, 23), card(1, 23)), machine("one", card(0, 46, total=48))])
     assert order(found) == [("one", ("GPU-0",)), ("two", ("GPU-0", "GPU-1"))]
 
 
 def test_only_equal_cards_work_as_one() -> None:
     big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
     mixed = machine("mixed", card(0, 23), card(1, 23, name="RTX 3090"), card(2, 15, total=16))
-    found = plan(wish(shape=big), [mixed])
+    found = plan(request(shape=big), [mixed])
     assert found.best is None
-    assert found.refusals[0].code == "memory_short"
-    found = plan(wish(shape=big), [machine("pair", card(0, 23, name="RTX 3090"), card(1, 23), card(2, 23))])
+    assert found.rejections[0].code == "memory_short"
+    found = plan(request(shape=big), [machine("pair", card(0, 23, name="RTX 3090"), card(1, 23), card(2, 23))])
     assert order(found) == [("pair", ("GPU-1", "GPU-2"))]
 
 
 def test_what_fits_tightly_goes_last() -> None:
     llama = {"runtime": "llama.cpp", "delivery": "container"}
-    found = plan(wish(**llama), [machine("a", card(0, 16.6)), machine("b", card(0, 23), models=3)])
-    assert [(choice.node_id, choice.verdict.state) for choice in found.choices] == [
-        ("b", State.FITS),
-        ("a", State.TIGHT),
+    found = plan(request(**llama), [machine("a", card(0, 16.6)), machine("b", card(0, 23), models=3)])
+    assert [(candidate.node_id, candidate.verdict.state) for candidate in found.candidates] == [
+        ("b", FitState.FITS),
+        ("a", FitState.TIGHT),
     ]
 
 
 NO_VLLM = {(Runtime.VLLM, Delivery.CONTAINER): "No Docker."}
 REFUSED = [
-    ("a node that is away", machine("n", card(0, 23), away="Node 'n' is offline."), "node_offline"),
+    ("a node that is away", machine("n", card(0, 23), unavailable="Node 'n' is offline."), "node_offline"),
     ("a draining node", machine("n", card(0, 23), draining=True), "node_draining"),
     ("a node that waits", machine("n", card(0, 23), lifecycle="pending"), "node_unknown"),
     ("a node without the engine", machine("n", caps={"unavailable": NO_VLLM}), "runtime_unavailable"),
@@ -106,31 +109,31 @@ REFUSED = [
 
 @pytest.mark.parametrize(("node", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_each_refusal_has_its_code_and_a_sentence(node, code) -> None:
-    found = plan(wish(), [node])
-    assert found.choices == ()
-    (refusal,) = found.refusals
-    assert refusal.code == code
-    assert refusal.message.endswith(".")
+    found = plan(request(), [node])
+    assert found.candidates == ()
+    (rejection,) = found.rejections
+    assert rejection.code == code
+    assert rejection.message.endswith(".")
 
 
 def test_a_model_that_stands_there_already_is_not_placed_there_again() -> None:
-    found = plan(wish(avoid={"a": "It stands there."}), [machine("a", card(0, 23)), machine("b", card(0, 23))])
-    assert [choice.node_id for choice in found.choices] == ["b"]
-    assert [(refusal.node_id, refusal.code) for refusal in found.refusals] == [("a", "placed_already")]
+    found = plan(request(avoid={"a": "It stands there."}), [machine("a", card(0, 23)), machine("b", card(0, 23))])
+    assert [candidate.node_id for candidate in found.candidates] == ["b"]
+    assert [(rejection.node_id, rejection.code) for rejection in found.rejections] == [("a", "placed_already")]
 
 
 def test_an_unknown_shape_blocks_every_node_with_its_reason_unless_a_budget_is_given() -> None:
     riddle = ModelShape(problems=(("weights", "The hub is silent."), ("cache", "It is silent."), ("context", "No.")))
-    found = plan(wish(shape=riddle), [machine("a", card(0, 23))])
-    assert found.refusals[0].code == "fit_unknown"
-    assert "The hub is silent" in found.refusals[0].message
+    found = plan(request(shape=riddle), [machine("a", card(0, 23))])
+    assert found.rejections[0].code == "fit_unknown"
+    assert "The hub is silent" in found.rejections[0].message
     plan_ = serve_plan("vllm", SMALL_SHARE, gpu_budget_bytes=GIB, host_budget_bytes=GIB)
-    budgeted = Wish("vllm", "container", riddle, plan_)
+    budgeted = PlanRequest("vllm", "container", riddle, plan_)
     assert plan(budgeted, [machine("a", card(0, 23))]).best is not None
 
 
 def test_a_broken_card_does_not_keep_its_neighbours_from_work() -> None:
-    found = plan(wish(), [machine("a", card(0, 23, problem="The card is lost."), card(1, 23))])
+    found = plan(request(), [machine("a", card(0, 23, problem="The card is lost."), card(1, 23))])
     assert order(found) == [("a", ("GPU-1",))]
 
 
@@ -141,21 +144,154 @@ def test_llama_cpp_of_the_agent_runs_on_the_processor_and_an_own_server_on_cards
 
     wheel = machine("wheel", card(0, 23), caps=offer("2026.1"), bytes_per_second=40 * 10**9)
     own = machine("own", card(0, 23), caps=offer(None))
-    found = plan(wish(runtime="llama.cpp", delivery="process"), [wheel, own])
+    found = plan(request(runtime="llama.cpp", delivery="process"), [wheel, own])
     places = dict(order(found))
     assert places == {"wheel": (), "own": ("GPU-0",)}
-    rate = next(choice for choice in found.choices if choice.node_id == "wheel").tokens_per_second
+    rate = next(candidate for candidate in found.candidates if candidate.node_id == "wheel").tokens_per_second
     assert rate == pytest.approx(1 / (14 * GIB / (0.68 * 40e9) + 0.005))
 
 
 def test_shared_memory_is_one_budget() -> None:
     shared = machine("spark", host=40, has_gpu_with_shared_memory=True, caps={"memory_model": MemoryModel.UNIFIED})
-    found = plan(wish(), [shared])
-    assert found.refusals[0].code == "memory_short", "the host has 64 GiB, of which three quarters are taken"
-    little = Wish("vllm", "container", SHAPE, serve_plan("vllm", ("--gpu-memory-utilization", "0.5")))
+    found = plan(request(), [shared])
+    assert found.rejections[0].code == "memory_short", "the host has 64 GiB, of which three quarters are taken"
+    little = PlanRequest("vllm", "container", SHAPE, serve_plan("vllm", ("--gpu-memory-utilization", "0.5")))
     assert order(plan(little, [shared])) == [("spark", ())]
 
 
 def test_equal_places_come_in_the_order_of_their_names() -> None:
     nodes = [machine(name, card(0, 23)) for name in ("c", "a", "b")]
-    assert [choice.node_id for choice in plan(wish(), nodes).choices] == ["a", "b", "c"]
+    assert [candidate.node_id for candidate in plan(request(), nodes).candidates] == ["a", "b", "c"]
+
+
+SENTENCES = {
+    "a node that is away": "Node 'n' is offline.",
+    "a draining node": "Node 'n' is draining: undrain it, or choose another node.",
+    "a node that waits": "Node 'n' is not approved yet; approve it first.",
+    "a node without the engine": "Node 'n' cannot run vllm as a container: No Docker.",
+    "no image at all": "The model has no image, and node 'n' has no default image.",
+    "cards that are all broken": "Node 'n' has no usable GPU now. The card is lost.",
+    "cards without room": "GPU 0: needs 17.0 GiB, 10 GiB free. The engine would take 75% of it, 18 GiB.",
+    "a host without room": "Host memory: needs 6 GiB, 1 GiB free.",
+    "free memory that is not reported": (
+        "Fit unknown (GPU 0: free memory not reported); choose the node yourself, or set a memory budget."
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "node", "code"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_each_rejection_names_its_node_and_its_reason(name, node, code) -> None:
+    (rejection,) = plan(request(), [node]).rejections
+    assert rejection.node_id == "n"
+    assert rejection.message == SENTENCES.get(name, rejection.message)
+    rules = {"node_draining", "node_unknown", "runtime_unavailable"}
+    assert [problem.code for problem in rejection.problems] == ([code] if code in rules else [])
+
+
+def test_an_image_is_judged_as_the_agent_will() -> None:
+    (rejection,) = plan(request(), [REFUSED[4][1]]).rejections
+    assert rejection.message.startswith("Node 'n': ")
+    assert "'vllm/vllm-openai' names none" in rejection.message
+    own = request(image="example.org/vllm", image_digest=f"sha256:{'b' * 64}")
+    approved = machine(
+        "n", card(0, 23), caps={"allow_tag_pulls": False, "approved_images": (f"example.org/vllm@sha256:{'b' * 64}",)}
+    )
+    assert order(plan(own, [approved])) == [("n", ("GPU-0",))]
+    assert order(plan(request(delivery="process"), [machine("n", card(0, 23), images={})])) == [("n", ("GPU-0",))]
+
+
+def test_a_candidate_explains_its_rank() -> None:
+    best = plan(
+        request(), [machine("a", card(0, 23, models=1), card(1, 23, models=2), models=3, holds_weights=True)]
+    ).best
+    assert best is not None
+    assert best.why == ("fits on GPU 0", "has the weights", "1 other model on these GPUs", "5 GiB would remain free")
+    assert best.rank == (0, 1, 0, 1, 3, 5)
+    assert (best.gpu_labels, best.tokens_per_second) == (("GPU 0",), None)
+    assert (best.estimate.gpus, best.verdict.state) == (1, FitState.FITS)
+    free = plan(request(runtime="sim", delivery="process"), [machine("a", card(0, 23), host=None)])
+    assert [rejection.code for rejection in free.rejections] == ["fit_unknown"]
+    sim = plan(request(runtime="sim", delivery="process"), [machine("a", card(0, 23), models=2)]).best
+    assert sim is not None
+    assert sim.why[0] == "fits on the host"
+    assert sim.why[1:3] == ("needs to download the weights", "2 other models on the node")
+    assert (sim.gpu_uuids, sim.gpu_labels, sim.tokens_per_second) == ((), (), None)
+    idle = plan(request(runtime="sim", delivery="process"), [machine("a")]).best
+    assert idle is not None
+    assert idle.why[2] == "no other model on the node"
+
+
+def test_nothing_is_best_where_nothing_fits_and_rejections_are_sorted() -> None:
+    found = plan(request(), [machine("b", card(0, 1)), machine("a", card(0, 1))])
+    assert (found.best, [rejection.node_id for rejection in found.rejections]) == (None, ["a", "b"])
+
+
+def test_the_first_reason_against_a_node_is_the_one_that_a_person_can_change_first() -> None:
+    worst = machine("n", card(0, 1), draining=True, unavailable="Node 'n' is offline.", images={})
+    assert reject(request(avoid={"n": "Already there."}), worst).code == "placed_already"
+    assert reject(request(), worst).code == "node_draining"
+    away = machine(
+        "n", card(0, 1), unavailable="Gone.", unavailable_code="node_incompatible", caps={"unavailable": NO_VLLM}
+    )
+    assert reject(request(), away) == Rejection("n", "node_incompatible", "Gone.")
+    assert reject_node(away) == Rejection("n", "node_incompatible", "Gone.")
+    assert reject(request(), machine("n", card(0, 1))) is None, "memory is not judged here"
+    assert reject_node(machine("n", card(0, 1), caps={"unavailable": NO_VLLM})) is None, (
+        "nor is the engine of one model"
+    )
+
+
+def test_an_agent_that_cannot_assign_gpus_is_rejected_before_any_are_chosen() -> None:
+    old = machine("n", card(0, 23), caps={"features": ()})
+    assert reject(request(), old).code == "runtime_unavailable"
+    assert reject(request(runtime="sim", delivery="process"), old) is None
+
+
+def test_two_four_eight_and_sixteen_cards_work_as_one_and_no_other_number() -> None:
+    def sized(weights: int) -> ModelShape:
+        return ModelShape(
+            **{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": weights * GIB}
+        )
+
+    def cards_of(weights: int, count: int) -> list[int]:
+        large = Capacity("Host memory", "", 512 * GIB, 500 * GIB, 4 * GIB)
+        node = replace(machine("n", *[card(number, 23) for number in range(count)]), host=large)
+        return [len(uuids) for _, uuids in order(plan(request(shape=sized(weights)), [node]))]
+
+    assert [cards_of(weights, 32) for weights in (14, 28, 56, 110, 220)] == [[1], [2], [4], [8], [16]]
+    assert cards_of(28, 1) == []
+    assert cards_of(56, 3) == []
+    assert cards_of(110, 7) == []
+
+
+def test_without_any_place_the_cards_that_it_would_get_are_those_with_most_room() -> None:
+    node = machine("n", card(0, 1), card(1, 5), card(2, 3))
+    assert cards_for(request(), node) == ("GPU-1", "GPU-2")
+    assert cards_for(request(), machine("n", card(0, 23), card(1, 19))) == ("GPU-1",)
+    assert cards_for(request(runtime="sim", delivery="process"), node) == ()
+    assert cards_for(request(), machine("n")) == ()
+    assert cards_for(request(), machine("n", card(0, 23, problem="Lost."))) == ()
+
+
+def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order() -> None:
+    assert cards_for(request(), machine("n", card(0, 19, models=1), card(1, 23), card(2, 22))) == ("GPU-2",)
+    assert cards_for(request(), machine("n", card(0, 22.1), card(1, 22.4))) == ("GPU-0",), (
+        "less than 1 GiB counts as equal"
+    )
+    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    several = machine("n", card(0, 23), card(1, 20), card(2, 23), card(3, 20))
+    assert cards_for(request(shape=big), several) == ("GPU-1", "GPU-3")
+
+
+def test_llama_cpp_in_a_container_runs_on_cards() -> None:
+    found = plan(request(runtime="llama.cpp"), [machine("n", card(0, 23))])
+    assert order(found) == [("n", ("GPU-0",))]
+
+
+def test_an_estimate_is_made_once_for_all_nodes(monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(
+        planner, "estimate", lambda shape, serving: made.append(serving.gpus) or estimate(shape, serving)
+    )
+    plan(request(), [machine(name, card(0, 23), card(1, 23)) for name in "abc"])
+    assert made == [1]

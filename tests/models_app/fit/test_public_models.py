@@ -30,7 +30,8 @@ def test_weights_count_once_and_the_cache_is_what_vllm_wants(model, cards) -> No
 def test_a_shorter_context_and_a_smaller_type_make_a_smaller_cache(model) -> None:
     shape = of_folder(model.folder())
     short = estimate(shape, serve_plan("vllm", ("--max-model-len", "2048", "--kv-cache-dtype", "fp8")).on(1))
-    assert part(short, "cache") == vllm_cache(model, 2048, number_bytes=1) or any(g.state for g in model.rule)
+    if not any(group.state for group in model.rule):  # the state of such a layer keeps its own type
+        assert part(short, "cache") == vllm_cache(model, 2048, number_bytes=1)
     assert part(short, "cache") < part(estimate(shape, serve_plan("vllm").on(1)), "cache")
 
 

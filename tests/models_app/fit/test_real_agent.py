@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from models_app.fit.verdict import State
+from models_app.fit.verdict import FitState
 from models_app.models import KnownShape
-from models_app.placement import fitting, planning
-from models_app.placement.wanted import of_input
+from models_app.placement import candidates, fit_preview
+from models_app.placement.workload import of_input
 from nodes.models import Node
 from nodes.pki import authority
 from tests.jobs.real import RealAgent
@@ -44,27 +44,27 @@ def test_the_starter_model_is_judged_by_its_header_and_by_what_is_free_now(agent
         "smol", runtime="llama.cpp", delivery="process", sources=[{"folder": "smollm2", "file": "model.gguf"}]
     )
     Node.objects.filter(pk=node_id).update(status_at=None)
-    found = fitting.on_node(of_input(data), node_id)
+    found = fit_preview.on_node(of_input(data), node_id)
     assert found.age_seconds == 0.0, "the node was asked"
     parts = {part.name: part.bytes for part in found.estimate.parts}
     assert (parts["weights"], parts["cache"]) == (96_576_768, 180 * 2**20)
     (line,) = found.verdict.lines
-    assert line.room.free is not None
+    assert line.capacity.free is not None
     assert line.need == found.estimate.host_bytes > 250 * 2**20
-    assert found.state in (State.FITS, State.TIGHT, State.DOES_NOT_FIT)
+    assert found.state in (FitState.FITS, FitState.TIGHT, FitState.DOES_NOT_FIT)
     assert KnownShape.objects.get().subject == f"smollm2 on {node_id}"
-    ranking = planning.rank(data)
-    assert len(ranking.choices) + len(ranking.refusals) == 1
+    ranking = candidates.rank(data)
+    assert len(ranking.candidates) + len(ranking.rejections) == 1
 
 
 def test_an_agent_that_ended_leaves_the_room_unknown_and_the_shape_known(agent) -> None:
     node_id = agent.machine.node_id
     data = model_data("smol", runtime="llama.cpp", delivery="process", sources=[{"folder": "smollm2"}])
-    fitting.on_node(of_input(data), node_id)
+    fit_preview.on_node(of_input(data), node_id)
     agent.end()
     Node.objects.filter(pk=node_id).update(status_at=None)
-    found = fitting.on_node(of_input(data), node_id)
-    assert found.state is State.UNKNOWN
+    found = fit_preview.on_node(of_input(data), node_id)
+    assert found.state is FitState.UNKNOWN
     assert found.age_seconds is None
     assert found.estimate.host_bytes > 250 * 2**20
-    assert found.verdict.reasons == ("host memory: its free memory is not reported.",)
+    assert found.verdict.reasons == ("Host memory: free memory not reported.",)

@@ -7,7 +7,7 @@ import pytest
 from agent.wire.capability import FolderFile
 from agent.wire.shape import FolderShape, GgufModel, SafetensorsFile
 from models_app.fit import estimate, hub_config, of_folder, serve_plan
-from models_app.fit.document import BadConfig, parse
+from models_app.fit.document import BadModelConfig, parse
 from tests.models_app.fit.public import MODELS
 
 pytestmark = pytest.mark.unit
@@ -36,7 +36,7 @@ def test_two_shards_beside_a_consolidated_copy_and_an_optimizer_count_alone() ->
     )
     shape = of_folder(facts)
     assert shape.weights_bytes == 48 * GB
-    assert ("Weights", "44.70 GiB in 2 files") in [(item.name, item.value) for item in shape.inputs]
+    assert ("Weights", "44.7 GiB in 2 files") in [(item.name, item.value) for item in shape.inputs]
 
 
 def test_a_consolidated_file_alone_is_the_weights() -> None:
@@ -81,7 +81,7 @@ def test_infinity_in_a_configuration_reads_as_nothing() -> None:
     assert parse('{"num_hidden_layers": -Infinity, "head_dim": 1e999}').number("num_hidden_layers", "head_dim") is None
     shape = hub_config.read('{"num_hidden_layers": Infinity, "num_attention_heads": 8}')
     assert shape.groups is None
-    assert shape.why("cache") == "config.json does not state how many layers the model has."
+    assert shape.why("cache") == "config.json states no number of layers."
 
 
 def test_heads_stand_in_the_text_part_and_those_of_the_eyes_are_left_alone() -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_configuration_is_a_problem_in_words(text) -> None:
     shape = hub_config.read(text)
     assert shape.groups is None
     assert shape.why("cache").endswith(".")
-    with pytest.raises(BadConfig):
+    with pytest.raises(BadModelConfig):
         parse(text)
 
 
@@ -178,7 +178,7 @@ def test_several_gguf_models_need_a_name_and_a_broken_one_says_why() -> None:
     assert of_folder(facts, "b.gguf").why("weights") == "b.gguf: The file is cut short in its header."
     assert of_folder(facts, "a.gguf").weights_bytes == GB
     assert of_folder(facts, "a.gguf").groups is None
-    assert of_folder(facts, "c.gguf").why("cache") == "The folder holds no GGUF file c.gguf."
+    assert of_folder(facts, "c.gguf").why("cache") == "The folder has no GGUF file c.gguf."
 
 
 def test_heads_that_differ_by_layer_are_counted_by_layer() -> None:

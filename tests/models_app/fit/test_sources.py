@@ -1,4 +1,4 @@
-"""Where shapes come from: a node that has the weights, what was read before, the hub; and what is said without any."""
+"""Sources of shapes: a node that has the weights, an earlier reading, the hub; and the answer without any."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ from agent.wire.capability import Feature, FolderFile, ModelFolder
 from agent.wire.shape import FolderShape
 from mirbad.kernel import clock
 from models_app.artifacts import shapes
-from models_app.artifacts.shapes import Keeper
+from models_app.artifacts.shapes import NodeReport
 from models_app.models import KnownShape
 from models_app.registry import SourceInput
 from nodes.errors import NodeOffline
@@ -24,10 +24,10 @@ MODEL = MODELS[0]
 FACTS = MODEL.folder()
 
 
-def keeper(node_id: str = "pc-1", *, serving: bool = True, **folder: Any) -> Keeper:
+def report(node_id: str = "pc-1", *, serving: bool = True, **folder: Any) -> NodeReport:
     held = {"name": "m", "files": (FolderFile(path="model.safetensors", size_bytes=5),)} | folder
     features = (Feature.FOLDER_SHAPES, Feature.FOLDERS)
-    return Keeper(node_id, capabilities(features=features, folders=(ModelFolder(**held),)), serving)
+    return NodeReport(node_id, capabilities(features=features, folders=(ModelFolder(**held),)), serving)
 
 
 @pytest.fixture
@@ -48,34 +48,34 @@ SOURCE = SourceInput(folder="m")
 
 def test_a_node_that_has_the_weights_is_asked_once(asked) -> None:
     for _ in range(3):
-        shape = shapes.find(SOURCE, [keeper("pc-2"), keeper("pc-1")], first="pc-2")
+        shape = shapes.find(SOURCE, [report("pc-2"), report("pc-1")], first="pc-2")
         assert shape.weights_bytes == MODEL.total_size
     assert asked == ["pc-2 folders/m/shape?below=&file="]
 
 
 def test_a_folder_that_changed_is_read_again(asked) -> None:
-    shapes.find(SOURCE, [keeper()])
-    shapes.find(SOURCE, [keeper(files=(FolderFile(path="model.safetensors", size_bytes=6),))])
+    shapes.find(SOURCE, [report()])
+    shapes.find(SOURCE, [report(files=(FolderFile(path="model.safetensors", size_bytes=6),))])
     assert len(asked) == 2
 
 
 def test_a_folder_of_a_download_is_known_by_its_revision_on_every_node(asked) -> None:
     fetched = {"repository": "acme/m", "commit": "a" * 40}
-    shapes.find(SOURCE, [keeper("pc-1", **fetched)])
-    shapes.find(SOURCE, [keeper("pc-2", **fetched)])
-    shapes.find(SOURCE, [keeper("pc-2", **(fetched | {"commit": "b" * 40}))])
+    shapes.find(SOURCE, [report("pc-1", **fetched)])
+    shapes.find(SOURCE, [report("pc-2", **fetched)])
+    shapes.find(SOURCE, [report("pc-2", **(fetched | {"commit": "b" * 40}))])
     assert [question.split()[0] for question in asked] == ["pc-1", "pc-2"]
 
 
 def test_a_folder_that_nobody_downloaded_is_read_again_after_a_while_but_serves_while_its_node_is_away(
     asked, monkeypatch
 ) -> None:
-    shapes.find(SOURCE, [keeper()])
+    shapes.find(SOURCE, [report()])
     later = clock.now() + shapes._FOLDER_TRUST * 2
     monkeypatch.setattr(clock, "now", lambda: later)
-    assert shapes.find(SOURCE, [keeper(serving=False)]).weights_bytes == MODEL.total_size
+    assert shapes.find(SOURCE, [report(serving=False)]).weights_bytes == MODEL.total_size
     assert len(asked) == 1
-    shapes.find(SOURCE, [keeper()])
+    shapes.find(SOURCE, [report()])
     assert len(asked) == 2
 
 
@@ -90,11 +90,11 @@ def test_a_folder_that_nobody_downloaded_is_read_again_after_a_while_but_serves_
     ids=["another folder", "not whole", "empty", "without the file"],
 )
 def test_a_folder_that_is_not_the_weights_is_not_asked_for(asked, source, folder) -> None:
-    shape = shapes.find(source, [keeper(**folder)])
+    shape = shapes.find(source, [report(**folder)])
     assert asked == []
     assert (shape.weights_bytes, shape.groups, shape.context) == (None, None, None)
-    assert shape.why("weights").startswith("No node that reports now has the folder m")
-    assert shapes.holders(source, [keeper(**folder)]) == frozenset()
+    assert shape.why("weights").startswith("No reporting node has the folder m")
+    assert shapes.holders(source, [report(**folder)]) == frozenset()
 
 
 def test_a_node_that_does_not_answer_is_told_and_the_next_one_asked(monkeypatch) -> None:
@@ -104,19 +104,19 @@ def test_a_node_that_does_not_answer_is_told_and_the_next_one_asked(monkeypatch)
         return FACTS
 
     monkeypatch.setattr("nodes.link.client.call", call)
-    assert shapes.find(SOURCE, [keeper("pc-1"), keeper("pc-2")]).weights_bytes == MODEL.total_size
+    assert shapes.find(SOURCE, [report("pc-1"), report("pc-2")]).weights_bytes == MODEL.total_size
     KnownShape.objects.all().delete()
-    assert shapes.find(SOURCE, [keeper("pc-1")]).why("cache") == "Node pc-1 cannot be reached."
+    assert shapes.find(SOURCE, [report("pc-1")]).why("cache") == "Node pc-1 cannot be reached."
 
 
 def test_an_agent_of_another_version_is_not_asked(asked) -> None:
-    old = Keeper("pc-1", capabilities(folders=keeper().capabilities.folders), True)
+    old = NodeReport("pc-1", capabilities(folders=report().capabilities.folders), True)
     assert shapes.find(SOURCE, [old]).weights_bytes is None
     assert asked == []
 
 
 def test_nobody_is_asked_when_that_is_not_wanted(asked) -> None:
-    assert shapes.find(SOURCE, [keeper()], ask=False).weights_bytes is None
+    assert shapes.find(SOURCE, [report()], ask=False).weights_bytes is None
     assert asked == []
 
 
@@ -161,7 +161,7 @@ def test_a_gguf_at_the_hub_is_read_from_its_begin(hub) -> None:
 @pytest.mark.parametrize(
     ("repository", "words"),
     [
-        (None, "The hub has no repository acme/m, or it is private; give a token that may read it."),
+        (None, "Hugging Face has no repository acme/m, or it is private (enter a token that can read it)."),
         (
             Repository("acme/m", {"config.json": b"{}"}, gated=True),
             "acme/m is gated: accept its terms",
@@ -182,19 +182,19 @@ def test_a_hub_that_is_silent_leaves_the_shape_unknown_in_time(hub, monkeypatch)
     hub.add(Repository("acme/m", {"config.json": b"{}"}))
     hub.faults.silent = True
     shape = shapes.find(WANTED, [])
-    assert "cannot be reached from the master" in shape.why("weights")
+    assert "The master cannot reach Hugging Face" in shape.why("weights")
 
 
 def test_facts_that_another_version_wrote_are_read_again(asked) -> None:
-    shapes.find(SOURCE, [keeper()])
+    shapes.find(SOURCE, [report()])
     KnownShape.objects.update(facts={"folder": 5})
-    assert shapes.find(SOURCE, [keeper()]).weights_bytes == MODEL.total_size
+    assert shapes.find(SOURCE, [report()]).weights_bytes == MODEL.total_size
     assert len(asked) == 2
 
 
 def test_facts_that_nobody_needed_for_half_a_year_are_dropped(asked, monkeypatch) -> None:
-    shapes.find(SOURCE, [keeper()])
+    shapes.find(SOURCE, [report()])
     later = clock.now() + shapes._FORGOTTEN_AFTER * 2
     monkeypatch.setattr(clock, "now", lambda: later)
-    shapes.find(SOURCE, [keeper(files=(FolderFile(path="other.safetensors", size_bytes=6),))])
+    shapes.find(SOURCE, [report(files=(FolderFile(path="other.safetensors", size_bytes=6),))])
     assert [row.read_at for row in KnownShape.objects.all()] == [later]

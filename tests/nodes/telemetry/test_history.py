@@ -1,4 +1,4 @@
-"""What nodes measured: kept once an interval, averaged, dropped, and read back with its gaps."""
+"""Measurements of nodes: kept once an interval, averaged, dropped, and read back with its gaps."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""``manage.py status [--json]``: processes, nodes and models, in words."""
+"""``manage.py status [--json]``: processes, nodes and models, as text."""
 
 import json
 from typing import Any
@@ -12,11 +12,11 @@ from mirbad.up import state
 class Command(BaseCommand):
     """Exit code 0 when all is well, 1 when something needs a person."""
 
-    help = "Say how Mirbad is: processes, nodes, models. Exit code 1 when something needs attention."
+    help = "Show the state of processes, nodes and models. Exit code 1 when something needs attention."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The form of the answer."""
+        """Add the output format."""
         parser.add_argument("--json", action="store_true", help="as one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -25,7 +25,7 @@ class Command(BaseCommand):
             seen = state.read()
         except (OperationalError, ProgrammingError) as error:
             raise CommandError(
-                f"The database cannot be used ({error}). Run make up first, or set MIRBAD_DATA or DATABASE_URL."
+                f"The database is not usable ({error}). Run make up first, or set MIRBAD_DATA or DATABASE_URL."
             ) from error
         if options["json"]:
             self.stdout.write(json.dumps(seen.as_json(), indent=2))

@@ -1,0 +1,1 @@
+"""Views of the nodes pages by noun: look up, parse, one call, respond."""

@@ -1,0 +1,1 @@
+"""Mutation testing: `make mutants` changes one expression of a module at a time and asks whether a test notices."""
