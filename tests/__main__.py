@@ -6,6 +6,7 @@ that a machine lacks are skipped with their reason; with ``CI=true`` such a skip
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ _EXPECTED_SKIPS = (
     "root may delete in any folder",
     "the streams of the other protocol",
 )
+_IN_GROUP = re.compile(r"[\s|]*\| [\w.]*(Error|Warning|Exception)\b.*: ")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Totals:
             skip, fault = case.find("skipped"), case.find("failure")
             fault = case.find("error") if fault is None else fault
             if fault is not None:
-                self.failed.append(f"{suite}: {name}: {' '.join(fault.get('message', '').split())[:120]}")
+                lines = [f"{suite}: {name}: {' '.join(fault.get('message', '').split())[:120]}"]
+                self.failed.append("\n      ".join(lines + _parts_of_group(fault.text or "")))
             elif skip is not None:
                 self.skipped.append(f"{name}: {skip.get('message', '')}")
             else:
@@ -85,6 +88,12 @@ class Totals:
     def unexpected_skips(self) -> list[str]:
         """Skips that mean a missing part of this machine."""
         return [line for line in self.skipped if not any(words in line for words in _EXPECTED_SKIPS)]
+
+
+def _parts_of_group(traceback: str) -> list[str]:
+    """Return what each exception of a group says: warnings of objects that were left open name them only there."""
+    found = [line.strip(" |") for line in traceback.splitlines() if _IN_GROUP.match(line)]
+    return list(dict.fromkeys(line[:400] for line in found))
 
 
 def run(suite: Suite, totals: Totals) -> int:
