@@ -94,37 +94,57 @@ def _stands(code: AgentCode, status: int) -> bool:
     return status < HTTPStatus.INTERNAL_SERVER_ERROR and code is not AgentCode.START_CONFLICT
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownCall:
+    """The part of an entry that is held in memory. The response is read from the entry's file when it is asked for.
+
+    `unwritten` is the whole entry when its file could not be written: this process alone knows it.
+    """
+
+    operation_id: str
+    digest: str
+    is_final: bool
+    unwritten: _JournalEntry | None = None
+
+    @classmethod
+    def of(cls, entry: _JournalEntry, *, is_written: bool = True) -> "_KnownCall":
+        return cls(entry.view.operation_id, entry.digest, entry.is_final, None if is_written else entry)
+
+
 class OperationJournal:
     """The calls of one state folder."""
 
     def __init__(self, state_dir: Path, retained: int = RETAINED_CALLS) -> None:
         self._folder = state_dir / "journal"
         self._retained = retained
-        self._entries: dict[str, _JournalEntry] = {}
+        self._known: dict[str, _KnownCall] = {}
         self._at_work: dict[str, asyncio.Task[RecordedResponse]] = {}
 
     def open(self) -> None:
         """Read the files on disk. An invalid file is skipped and logged. Raises OSError."""
         ensure_private_dir(self._folder)
-        found: list[tuple[str, _JournalEntry]] = []
-        for path in self._folder.glob("*.json"):
-            try:
-                found.append((path.stem, _JournalEntry.from_json(json.loads(path.read_bytes()))))
-            except (ValueError, KeyError, TypeError):
-                log.warning("skipping %s: not a valid journal entry", path.name)
-        found.sort(key=lambda item: item[1].view.started_at)
-        self._entries = dict(found)
+        found = [
+            (entry.view.started_at, path.stem, _KnownCall.of(entry))
+            for path in self._folder.glob("*.json")
+            if (entry := _read(path)) is not None
+        ]
+        found.sort(key=lambda item: item[0])
+        self._known = {key: known for _, key, known in found}
         for temporary in self._folder.glob(".*"):
             temporary.unlink(missing_ok=True)
 
-    def view(self, operation_id: str) -> OperationView:
+    async def view(self, operation_id: str) -> OperationView:
         """Return the newest call with `operation_id`. Raises AgentError NOT_FOUND. ``running`` after a crash: repeat
         the call.
         """
-        for entry in reversed(self._entries.values()):
-            if entry.view.operation_id == operation_id:
+        found = [(key, known) for key, known in self._known.items() if known.operation_id == operation_id]
+        for key, known in reversed(found):
+            if (entry := await self._entry(key, known)) is not None:
                 return entry.view
         raise AgentError(AgentCode.NOT_FOUND, f"Operation {operation_id} not found.")
+
+    async def _entry(self, key: str, known: _KnownCall) -> _JournalEntry | None:
+        return known.unwritten or await asyncio.to_thread(_read, self._folder / f"{key}.json")
 
     async def run(self, call: JournaledCall, effect: Effect) -> RecordedResponse:
         """Return the response to `call`: the stored one, that of the same call in progress, or that of `effect`.
@@ -132,16 +152,19 @@ class OperationJournal:
         Raises the AgentError of the effect, now or at the first time; INVALID_REQUEST when the same operation id was
         used on the same route with another body.
         """
-        known = self._entries.get(call.key)
+        known = self._known.get(call.key)
         if known is not None and known.digest != call.digest:
             raise AgentError(
                 AgentCode.INVALID_REQUEST,
                 f"Operation {call.operation_id} was used on {call.route} with another body. Use a new operation id.",
             )
+        if known is not None and known.is_final and call.key not in self._at_work:
+            entry = await self._entry(call.key, known)
+            if entry is not None:
+                return entry.to_response()
+            # A file that is gone or damaged has no response: the effect runs again, as after a crash.
         task = self._at_work.get(call.key)
         if task is None:
-            if known is not None and known.is_final:
-                return known.to_response()
             # No await between the lookup and this line: two equal calls share one task.
             task = asyncio.create_task(self._perform(call, effect), name=f"call {call.route}")
             self._at_work[call.key] = task
@@ -185,7 +208,6 @@ class OperationJournal:
         )
         status = answer.status if answer else error.http_status if error else None
         entry = _JournalEntry(call.digest, status, view)
-        self._entries[call.key] = entry
         try:
             await self._write(call.key, entry)
         except AgentError:
@@ -194,24 +216,36 @@ class OperationJournal:
         await self._retain()
 
     async def _write(self, key: str, entry: _JournalEntry) -> None:
-        self._entries.pop(key, None)
-        self._entries[key] = entry
+        self._known.pop(key, None)
+        self._known[key] = _KnownCall.of(entry, is_written=False)
         try:
             await asyncio.to_thread(write_json, self._folder / f"{key}.json", entry.to_json())
         except OSError as error:
             raise AgentError(AgentCode.INTERNAL, f"The journal cannot be written: {error.strerror}.") from error
+        self._known[key] = _KnownCall.of(entry)
 
     async def _retain(self) -> None:
-        surplus = len(self._entries) - self._retained
+        surplus = len(self._known) - self._retained
         if surplus <= 0:
             return
         # A tenth more than needed, so that not every call deletes files.
-        oldest = [key for key in self._entries if key not in self._at_work]
+        oldest = [key for key in self._known if key not in self._at_work]
         gone = oldest[: surplus + self._retained // 10]
         for key in gone:
-            del self._entries[key]
+            del self._known[key]
         await asyncio.to_thread(self._unlink, gone)
 
     def _unlink(self, keys: list[str]) -> None:
         for key in keys:
             (self._folder / f"{key}.json").unlink(missing_ok=True)
+
+
+def _read(path: Path) -> _JournalEntry | None:
+    """Return the entry in a file; None, logged, when there is none. Blocks."""
+    try:
+        return _JournalEntry.from_json(json.loads(path.read_bytes()))
+    except OSError as error:
+        log.warning("skipping the journal entry %s: %s", path.name, error.strerror)
+    except (ValueError, KeyError, TypeError):
+        log.warning("skipping %s: not a valid journal entry", path.name)
+    return None

@@ -19,7 +19,8 @@ from agent.downloads import names
 from agent.downloads.failures import DownloadFailed
 from agent.downloads.host_pauses import HostPauses
 from agent.downloads.hub import RetryPolicy
-from agent.downloads.staging import HIDDEN, FreeBytes, Staging, free_bytes
+from agent.downloads.space import DiskSpace, FreeBytes, free_bytes
+from agent.downloads.staging import HIDDEN, Staging
 from agent.downloads.task import DownloadTask
 from agent.errors import AgentError
 from agent.state import ensure_private_dir, read_json, write_json
@@ -67,7 +68,7 @@ class DownloadManager:
         self._config = config
         self._root = config.models_root
         self._folder = config.state_dir / "downloads"
-        self._free = free
+        self._space = DiskSpace(free)
         self._retry_policy = retry_policy or RetryPolicy()
         self._entries: dict[str, _DownloadEntry] = {}
         self._running: dict[str, tuple[DownloadTask, asyncio.Task[None]]] = {}
@@ -164,7 +165,7 @@ class DownloadManager:
             task = DownloadTask(
                 entry.spec,
                 self._staging(folder),
-                self._free,
+                self._space,
                 self._retry_policy,
                 self._slots,
                 self._pauses,

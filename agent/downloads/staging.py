@@ -8,7 +8,6 @@ folders of their own, so that no two write one file, whether or not locks hold t
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,17 +28,7 @@ _PARTS, _TREE = "parts", "tree"
 _GONE_SECONDS = 2 * 3600.0
 """Longer than any pause of a running download."""
 
-MARGIN_BYTES = 256 * 1024 * 1024
-"""Space of the disk that a download leaves free."""
-
 _FOLDER_MODE = 0o755
-
-FreeBytes = Callable[[Path], int]
-
-
-def free_bytes(path: Path) -> int:
-    """Return the bytes that this user may still write on the disk of `path`."""
-    return shutil.disk_usage(path).free
 
 
 @dataclass(frozen=True)
@@ -166,29 +155,15 @@ class Staging:
         """Return whether the verified file is in the tree, where it may also be from an earlier commit."""
         return self._read(self.tree, file) is not None
 
-    def fetched_bytes(self, files: list[DownloadFile]) -> int:
-        """Return the bytes of `files` that are in parts already."""
-        total = 0
-        for file in files:
+    def outstanding_bytes(self, file: DownloadFile, *, is_fetched: bool = True) -> int:
+        """Return the bytes of a file that are not on disk yet. Without `is_fetched` it is known not to be whole."""
+        with suppress(OSError):
             part = self.parts / f"{file.digest.replace(':', '-')}.part"
-            try:
-                total += min(part.stat().st_size, file.size_bytes)
-            except OSError:
-                continue
-        return total
-
-    def require_space(self, files: list[DownloadFile], free: FreeBytes) -> None:
-        """Raise DownloadFailed when the disk lacks space for the remaining bytes."""
-        needed = sum(file.size_bytes for file in files) - self.fetched_bytes(files)
-        if needed <= 0:
-            return
-        available = free(self.root)
-        if (short := needed + MARGIN_BYTES - available) > 0:
-            text = (
-                f"The download needs {_size(needed)} more and leaves {_size(MARGIN_BYTES)} free, but the disk of "
-                f"{self.root} has {_size(available)} free. Free {_size(short)} first."
-            )
-            raise DownloadFailed("disk_full", text)
+            return max(file.size_bytes - part.stat().st_size, 0)
+        with suppress(OSError):
+            if is_fetched and (self.tree / file.path).stat().st_size == file.size_bytes:
+                return 0
+        return file.size_bytes
 
     def place(self, spec: DownloadSpec) -> None:
         """Move every verified file into the model folder and write its manifest. Repeatable after a crash.
@@ -299,8 +274,4 @@ def _move_missing(source: Path, target: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-__all__ = ["FreeBytes", "Locked", "Staging", "free_bytes"]
+__all__ = ["Locked", "Staging"]

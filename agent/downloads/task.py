@@ -14,8 +14,9 @@ from agent.downloads.fetch import FetchContext, fetch, run_to_completion
 from agent.downloads.host_pauses import HostPauses
 from agent.downloads.hub import HubClient, RetryPolicy, endpoint_of
 from agent.downloads.set_lock import SetLock
+from agent.downloads.space import DiskSpace
 from agent.downloads.speed import Speed
-from agent.downloads.staging import FreeBytes, Locked, Staging
+from agent.downloads.staging import Locked, Staging
 from agent.wire.downloads import DownloadFile, DownloadSpec, DownloadState
 
 _log = logging.getLogger("mirbad.agent.downloads")
@@ -36,7 +37,7 @@ class DownloadTask:
 
     spec: DownloadSpec
     staging: Staging
-    free: FreeBytes
+    space: DiskSpace
     retry_policy: RetryPolicy
     slots: asyncio.Semaphore
     pauses: HostPauses = field(default_factory=HostPauses)
@@ -109,10 +110,10 @@ class DownloadTask:
         absent = await asyncio.to_thread(self.staging.missing, self.spec)
         self.files_done = len(self.spec.files) - len(absent)
         self.done_bytes = self.spec.total_bytes - sum(file.size_bytes for file in absent)
-        await asyncio.to_thread(self.staging.require_space, absent, self.free)
-        self.state, self.text = DownloadState.DOWNLOADING, lock.problem
-        if absent:
-            await self._fetch_all(absent)
+        async with self.space.reserved(self.staging, absent):
+            self.state, self.text = DownloadState.DOWNLOADING, lock.problem
+            if absent:
+                await self._fetch_all(absent)
         self.state, self.text = DownloadState.PLACING, "Moving the files into place."
         await self._require_root()
         if not lock.problem and (problem := await asyncio.to_thread(lock.lost)):

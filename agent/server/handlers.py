@@ -94,7 +94,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
 
 async def get_operation(request: web.Request) -> web.StreamResponse:
     """Return the result of an operation."""
-    return _json(request.app[JOURNAL].view(request.match_info["operation_id"]))
+    return _json(await request.app[JOURNAL].view(request.match_info["operation_id"]))
 
 
 async def get_instance(request: web.Request) -> web.StreamResponse:

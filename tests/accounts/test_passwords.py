@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from audit.models import AuditLine
 from mirbad.accounts import hashing, people
 from mirbad.accounts.errors import WeakPassword
 from mirbad.up.bootstrap import people as bootstrap
@@ -87,6 +88,24 @@ def test_createsuperuser_with_a_good_password_creates_the_account(monkeypatch):
     monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", GOOD)
     call_command("createsuperuser", "--noinput", username="sam", email="a@example.com", verbosity=0)
     assert User.objects.get().check_password(GOOD)
+    line = AuditLine.objects.get(action="person")
+    assert (line.actor, line.target) == ("config", "sam")
+    assert line.detail == "created as an owner by the command createsuperuser"
+
+
+def test_changepassword_is_recorded_once_it_changed_something(monkeypatch):
+    User.objects.create_user("sam", password=GOOD)
+    command = import_module("django.contrib.auth.management.commands.changepassword")
+    monkeypatch.setattr(command.getpass, "getpass", lambda *_, **__: "short")
+    with pytest.raises(CommandError, match="Aborting password change"):
+        call_command("changepassword", "sam")
+    assert not AuditLine.objects.exists()
+    monkeypatch.setattr(command.getpass, "getpass", lambda *_, **__: f"{GOOD} 2")
+    call_command("changepassword", "sam", verbosity=0)
+    assert User.objects.get().check_password(f"{GOOD} 2")
+    line = AuditLine.objects.get()
+    assert (line.action, line.actor, line.target) == ("person", "config", "sam")
+    assert line.detail == "password changed by the command changepassword"
 
 
 @pytest.mark.parametrize("password", WEAK)

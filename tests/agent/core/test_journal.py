@@ -1,12 +1,14 @@
 """A repeated call receives the same response, and its effect happens once, whatever was killed in between."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -151,7 +153,7 @@ async def effect():
 async def main():
     journal = OperationJournal(folder)
     journal.open()
-    print(sorted(view.state for view in [journal.view("op-x")]) if where == "look" else "")
+    print(sorted(view.state for view in [await journal.view("op-x")]) if where == "look" else "")
     if where == "look":
         return
     answer = await journal.run(JournaledCall("op-x", "PUT /instances/a", "d"), effect)
@@ -201,12 +203,68 @@ async def test_the_journal_stays_small_and_keeps_the_newest(tmp_path: Path) -> N
         await journal.run(_call(number), _answer)
     files = list((tmp_path / "journal").glob("*.json"))
     assert len(files) <= 20
-    assert journal.view("op-59").state == "succeeded"
+    assert (await journal.view("op-59")).state == "succeeded"
     with pytest.raises(AgentError):
-        journal.view("op-0")
+        await journal.view("op-0")
     reopened = OperationJournal(tmp_path, retained=20)
     reopened.open()
-    assert reopened.view("op-59").state == "succeeded"
+    assert (await reopened.view("op-59")).state == "succeeded"
+
+
+async def test_responses_are_held_on_disk_and_not_in_memory(tmp_path: Path) -> None:
+    journal = OperationJournal(tmp_path)
+    journal.open()
+
+    async def effect() -> RecordedResponse:
+        return RecordedResponse(202, {"lastLines": [f"{number} {'x' * 120}" for number in range(100)]})
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(200):
+            await journal.run(_call(number), effect)
+        gc.collect()
+        assert (tracemalloc.get_traced_memory()[0] - before) / 200 < 2048
+    finally:
+        tracemalloc.stop()
+    assert await journal.run(_call(7), _answer) == await effect()
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn"])
+async def test_a_response_whose_file_was_lost_is_had_by_the_effect_again(tmp_path: Path, damage: str) -> None:
+    journal = OperationJournal(tmp_path)
+    journal.open()
+    await journal.run(_call(1), _answer)
+    path = next((tmp_path / "journal").glob("*.json"))
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_text('{"digest":')
+    with pytest.raises(AgentError):
+        await journal.view("op-1")
+    assert (await journal.run(_call(1), _answer)).status == 200
+    assert (await journal.view("op-1")).state == "succeeded"
+
+
+async def test_a_response_that_could_not_be_written_is_still_repeated_by_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = OperationJournal(tmp_path)
+    journal.open()
+    done: list[int] = []
+
+    async def effect() -> RecordedResponse:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        done.append(1)
+        monkeypatch.setattr("agent.operations.write_json", full)
+        return RecordedResponse(202, {"state": "starting"})
+
+    assert (await journal.run(_call(1), effect)).status == 202
+    assert (await journal.run(_call(1), effect)).body == {"state": "starting"}
+    assert (await journal.view("op-1")).state == "succeeded"
+    assert done == [1]
 
 
 async def test_a_call_at_work_is_never_dropped(tmp_path: Path) -> None:
@@ -222,7 +280,7 @@ async def test_a_call_at_work_is_never_dropped(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     for number in range(1, 30):
         await journal.run(_call(number), _answer)
-    assert journal.view("op-0").state == "running"
+    assert (await journal.view("op-0")).state == "running"
     gate.set()
     assert (await at_work).body == {"slow": True}
 
@@ -234,7 +292,7 @@ async def test_a_file_that_is_no_call_is_left_out_and_said(tmp_path: Path, caplo
     (tmp_path / "journal" / "torn.json").write_text('{"digest":')
     reopened = OperationJournal(tmp_path)
     reopened.open()
-    assert reopened.view("op-1").state == "succeeded"
+    assert (await reopened.view("op-1")).state == "succeeded"
     assert "torn.json" in caplog.text
 
 

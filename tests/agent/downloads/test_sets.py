@@ -11,6 +11,7 @@ import pytest
 
 from agent.downloads import folders
 from agent.downloads.partial_file import PartialFile
+from agent.downloads.space import MARGIN_BYTES
 from agent.downloads.staging import Staging
 from agent.errors import AgentError
 from agent.model_folders import list_folders
@@ -200,6 +201,35 @@ async def test_room_is_asked_for_before_anything_is_fetched(hub: Hub, config) ->
     assert (view.state, view.reason_code) == (DownloadState.FAILED, "disk_full")
     assert "has 3.0 MiB free" in (view.reason or "")
     assert hub.seen == []
+
+
+async def test_space_that_a_download_in_progress_needs_is_not_given_to_another_one(hub: Hub, config) -> None:  # type: ignore[no-untyped-def]
+    def free(root: Path) -> int:
+        """A disk with the margin and two sets less a byte."""
+        used = sum(path.stat().st_size for path in root.rglob("*.part")) + sum(
+            path.stat().st_size for path in root.rglob("*.safetensors")
+        )
+        return 2 * SIZE + MARGIN_BYTES - 1 - used
+
+    first, second = (
+        hub.add(repository(f"acme/{name}", files={"model.safetensors": noise(SIZE, seed)}))
+        for seed, name in enumerate(("first", "second"))
+    )
+    hub.faults.bytes_per_second = 1e6
+    node = Node(config, free=free)
+    await node.downloads.recover()
+    await node.downloads.begin("d1", spec_of(hub, first))
+    await node.until("d1", lambda view: view.done_bytes > SIZE // 4)
+    await node.downloads.begin("d2", spec_of(hub, second))
+    view = await node.end("d2")
+    assert (view.state, view.reason_code) == (DownloadState.FAILED, "disk_full")
+    assert "of them for downloads in progress. Free 0.0 MiB first." in (view.reason or "")
+    assert node.downloads.view("d1").state is DownloadState.DOWNLOADING
+    await node.downloads.forget("d1")
+    hub.faults.bytes_per_second = None
+    await node.downloads.begin("d3", spec_of(hub, second))
+    assert (await node.end("d3")).state is DownloadState.READY
+    await node.downloads.close()
 
 
 async def test_a_models_root_that_cannot_be_written_is_said(hub: Hub, node: Node) -> None:
