@@ -36,7 +36,7 @@ class _Reservation:
 
 @dataclass
 class DiskSpace:
-    """Who still needs how much of the disk. `free` measures the disk."""
+    """The space that sets in progress still need. `free` measures the disk."""
 
     free: FreeBytes = free_bytes
     _reservations: list[_Reservation] = field(default_factory=list)
