@@ -28,6 +28,7 @@ ACTIONS: tuple[str, ...] = (
     "download",
     "folder.delete",
     "host-service",
+    "backup",
     "restore",
     "api-key",
     "login",

@@ -136,6 +136,14 @@ def note_witness(checkpoint: Checkpoint, node_id: str, view: WitnessView) -> Non
         row.save(update_fields=["witnesses"])
 
 
+def signing_key() -> bytes:
+    """Return the private key that signs heads, for a backup below its seal. LookupError when nothing was signed yet."""
+    row = LogKey.objects.first()
+    if row is None:
+        raise LookupError("the log has no key yet")
+    return seal.unseal(bytes(row.key_sealed), _PURPOSE)
+
+
 def _tree(size: int, checkpoint: Checkpoint) -> merkle.Tree:
     """Return the tree of `checkpoint`, with leaves from the last known peaks at or before `size` entries on."""
     row = state()

@@ -1,6 +1,8 @@
 """Errors of the jobs app.
 
 MirbadError
+├── BackupExists                 409
+├── BackupUnsuitable             400
 ├── LeaseLost                    internal: another worker has the operation
 └── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
@@ -8,6 +10,20 @@ MirbadError
 from collections.abc import Sequence
 
 from mirbad.kernel.errors import MirbadError
+
+
+class BackupExists(MirbadError):
+    """There is a file with the name of the new backup."""
+
+    code = "backup_exists"
+    http_status = 409
+
+
+class BackupUnsuitable(MirbadError):
+    """A file is no backup that this Mirbad can use: it is another file, damaged, or sealed by another passphrase."""
+
+    code = "backup_unsuitable"
+    http_status = 400
 
 
 class LeaseLost(MirbadError):

@@ -71,6 +71,7 @@ class Settings(BaseModel):
     v1_sticky: Literal["none", "session", "prefix"] = "none"
     v1_access_log: bool = True
     maintenance_node_scoped: Literal["true", "false"] | None = None
+    backup_include_ca: bool = True
     recovery_mode: Literal["none", "fleet-restore"] = "none"
     fencing_takeover: bool = False
     fencing_takeover_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._:-]*$")] = ""

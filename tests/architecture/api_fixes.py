@@ -11,6 +11,8 @@ FIXES = {
     "audit_head_refused": "Compare the log with backups; after a restore an owner accepts it: `operations/audit.md`.",
     "audit_head_too_old": "If the node was away that long, an owner accepts the log: `docs/operations/audit.md`.",
     "audit_witness_invalid": "Look at the machine: its `witness.key` or agent was changed. Re-pair or revoke the node.",
+    "backup_exists": "Choose another name for the backup; a file is never replaced.",
+    "backup_unsuitable": "Read the sentence: use another backup, the right passphrase, or the Mirbad that made it.",
     "bad_request": "Send valid HTTP/1.1 with one `Host`, a smaller head and no trailers, as the sentence says.",
     "ca_rotation_pending": "Wait: the node gets its certificate when it answers. Re-pair it if it stays away.",
     "ca_rotation_stranded": "Re-pair the node: *Re-pair* in its menu gives the command.",
