@@ -40,6 +40,12 @@ def prepare(kind: str) -> None:
         cards.octo()
     if kind == "octo":
         octo.fleet()
+    if kind == "trouble":
+        from tests.pages import trouble
+
+        seed.fleet()
+        trouble.conflict(trouble.signed_log())
+        trouble.engine_without_a_record("atlas")
 
 
 def _fence() -> None:
@@ -155,7 +161,7 @@ VERBS = {
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         prepare(sys.argv[3])
-        if sys.argv[3] in ("fleet", "fenced", "octo", "cards"):
+        if sys.argv[3] != "empty":
             signs_of_life()
         serve(int(sys.argv[2]))
     else:

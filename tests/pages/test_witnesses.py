@@ -5,12 +5,8 @@ import json
 import pytest
 from django.urls import reverse
 
-from audit import checkpoints, log, seal
 from audit.models import AuditLine
-from mirbad.kernel import actor, clock
-from nodes.models import Node, NodeWitness
-from nodes.pki import authority
-from tests.pages import seed
+from tests.pages import seed, trouble
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -20,30 +16,12 @@ GOOD = {"reason": "restored", "confirm": "this audit log counts"}
 
 @pytest.fixture
 def master():
-    authority.ensure()
-    for number in range(3):
-        log.record("job", actor.CONFIG, detail=f"line {number}")
-    seal._extend()
-    for name, node_id in (("Atlas", "atlas"), ("Borea", "borea"), ("Ceres", "ceres")):
-        seed.node(node_id, name)
-    Node.objects.update(capabilities={"features": ["audit.witness", "audit.breaks"]})
-    return checkpoints.sign_once().head
-
-
-def witness(node_id, head, *, agrees=True, refused=None, breaks=()):
-    view = {"key": "0" * 64, "held": head, "heldAt": "2027-01-02T00:00:00Z", "refused": refused, "breaks": list(breaks)}
-    NodeWitness.objects.create(node_id=node_id, view=view, agrees=agrees, at=clock.now())
+    return trouble.signed_log()
 
 
 @pytest.fixture
 def conflict(master):
-    """Atlas agrees after a break, Borea refuses the log, Ceres refused another one before."""
-    older = {**master, "size": 9, "root": "ab" * 32}
-    line = json.dumps({"person": "ada", "role": "owner", "detail": "From X. Instead: Y. Reason: disk <b>failed</b>"})
-    left = {"was": older, "now": master, "line": line, "time": "2027-01-02T00:00:00Z"}
-    witness("atlas", master, breaks=[left])
-    witness("borea", older, agrees=False, refused=master)
-    witness("ceres", master, refused=older)
+    trouble.conflict(master)
 
 
 def fragment(person):
@@ -68,7 +46,7 @@ def test_the_audit_page_shows_what_each_node_holds(owner, operator, viewer, stra
 
 def test_without_a_conflict_nothing_is_offered(owner, master):
     assert "No node has witnessed the log yet" in fragment(owner)
-    witness("atlas", master)
+    trouble.witness("atlas", master)
     assert "Accept this log…" not in fragment(owner)
     assert owner.client.post(reverse("nodes:witnesses-accept"), GOOD, headers=HTMX).status_code == 409
 
