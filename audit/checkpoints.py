@@ -144,6 +144,23 @@ def signing_key() -> bytes:
     return seal.unseal(bytes(row.key_sealed), _PURPOSE)
 
 
+def continue_log(seq: int, digest: str, peaks: Sequence[str], key: bytes) -> bool:
+    """Begin this log, which has no line yet, behind line `seq` of another one, with its key. False when it has lines.
+
+    For a master that is made from a backup, in the caller's transaction.
+    """
+    row = state()
+    if row.head_seq or LogKey.objects.exists():
+        return False
+    row.head_seq = row.base_seq = row.written_seq = seq
+    row.head_digest = row.base_digest = digest
+    row.head_peaks = row.base_peaks = list(peaks)
+    row.save()
+    public = Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw().hex()
+    LogKey.objects.create(public=public, key_sealed=seal.seal(key, _PURPOSE))
+    return True
+
+
 def _tree(size: int, checkpoint: Checkpoint) -> merkle.Tree:
     """Return the tree of `checkpoint`, with leaves from the last known peaks at or before `size` entries on."""
     row = state()

@@ -3,6 +3,7 @@
 MirbadError
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
+├── MasterNotEmpty               409
 ├── LeaseLost                    internal: another worker has the operation
 └── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
@@ -24,6 +25,13 @@ class BackupUnsuitable(MirbadError):
 
     code = "backup_unsuitable"
     http_status = 400
+
+
+class MasterNotEmpty(MirbadError):
+    """A fleet is recovered on an empty master only; `problems` lists what this one has."""
+
+    code = "master_not_empty"
+    http_status = 409
 
 
 class LeaseLost(MirbadError):

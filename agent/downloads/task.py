@@ -50,6 +50,7 @@ class DownloadTask:
     tokens: dict[str, str] = field(default_factory=dict)
     speed: Speed = field(default_factory=Speed)
     _statuses: dict[str, str] = field(default_factory=dict)
+    _warning: str = ""
     _hub: HubClient | None = None
 
     def token(self) -> str | None:
@@ -102,6 +103,7 @@ class DownloadTask:
                 lock.__exit__(None, None, None)
 
     async def _bring(self, lock: SetLock) -> None:
+        self._warning = lock.problem
         self.state, self.text = DownloadState.CHECKING, lock.problem or "Checking existing files."
         await asyncio.to_thread(self.staging.prepare)
         if not lock.problem:
@@ -162,8 +164,8 @@ class DownloadTask:
             self._statuses.pop(file.path, None)
             if text:
                 self._statuses[file.path] = text
-            # of several files the newest
-            self.text = next(reversed(self._statuses.values()), "")
+            # of several files the newest; without one what holds for the whole set
+            self.text = next(reversed(self._statuses.values()), self._warning)
 
         context = FetchContext(hub, self.spec, self.token, on_bytes, on_status)
         await fetch(context, file, self.staging.parts, self.staging.tree / file.path)

@@ -6,7 +6,7 @@ from uuid import UUID
 from django.contrib.auth.models import User
 
 from audit import checkpoints
-from audit.models import LogKey
+from audit.models import ChainState, LogKey
 from jobs.backup import records
 from mirbad.accounts.models import AdminToken
 from mirbad.kernel.conf import settings
@@ -42,10 +42,13 @@ def _node(node: Node) -> records.NodeRecord:
 def _placement(row: Placement, known: dict[str, tuple[UUID, dict[str, Gpu]]]) -> records.PlacementPart:
     uid, gpus = known.get(row.node_id_text, (None, {}))
     return records.PlacementPart(
+        id=row.pk,
         node_id=row.node_id_text,
         node_uid=uid,
         gpus=tuple(records.GpuPart.model_validate(gpus[uuid]) for uuid in row.gpu_uuids if uuid in gpus),
         gpu_uuids=tuple(row.gpu_uuids),
+        generation=row.generation,
+        desired_config_hash=row.desired_config_hash,
         replica=row.replica,
         shard=row.shard,
         shards=row.shards,
@@ -108,10 +111,13 @@ def _master() -> Iterator[records.SecretRecord]:
     authority = Authority.objects.get(slot=Authority.CURRENT)
     key = unseal(bytes(authority.key_sealed or b""), store.CA_KEY).decode() if _has_key(authority) else None
     yield records.AuthorityRecord(cert_pem=authority.cert_pem, key_pem=key, sha256=authority.sha256)
-    log_key, latest = LogKey.objects.first(), checkpoints.latest()
-    if log_key is not None:
-        head = checkpoints.exported(latest) if latest is not None else None
-        yield records.AuditRecord(head=head, public=log_key.public, key_hex=checkpoints.signing_key().hex())
+    log_key, chain = LogKey.objects.first(), ChainState.objects.first()
+    if log_key is not None and chain is not None:
+        yield records.AuditRecord(
+            **_values(chain, records.AuditRecord, "public", "key_hex"),
+            public=log_key.public,
+            key_hex=checkpoints.signing_key().hex(),
+        )
 
 
 def _member(node: Node, pins: list[NodePin]) -> records.MemberRecord:

@@ -68,12 +68,18 @@ class SourcePart(_BackupPart):
 
 
 class PlacementPart(_BackupPart):
-    """A model on a node. `gpus` are the cards that it had, with their memory, so that equal ones can be found."""
+    """A model on a node. `gpus` are the cards that it had, with their memory, so that equal ones can be found.
 
+    `id` is that of its engine on the node, which a recovery takes up again.
+    """
+
+    id: UUID
     node_id: str
     node_uid: UUID | None
     gpus: tuple[GpuPart, ...]
     gpu_uuids: tuple[str, ...]
+    generation: int
+    desired_config_hash: str
     replica: UUID
     shard: int
     shards: int
@@ -182,10 +188,12 @@ class AuthorityRecord(_BackupPart):
 
 
 class AuditRecord(_BackupPart):
-    """The head of the audit log and the key that signs its heads."""
+    """The head of the audit log, so that a recovered master continues it, and the key that signs heads."""
 
     kind: Literal["audit"] = "audit"
-    head: dict[str, Any] | None
+    head_seq: int
+    head_digest: str
+    head_peaks: tuple[str, ...]
     public: str
     key_hex: str
 

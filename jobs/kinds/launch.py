@@ -249,6 +249,10 @@ def _update_desired(step: LaunchStep, outcome: str, code: str) -> None:
     if step.actor == restarts.ENGINE_RESTARTS and code in restarts.RETRIED:
         # The loop of restarts counts this one, and decides.
         events.changed(placement.model_id)
+    elif code == starting.STOPPED_MEANWHILE:
+        # Stopped on its node, as by the end of the last run of the master: the model stays desired, and the start that
+        # `resume.autostart` requested for it is carried out.
+        events.changed(placement.model_id)
     elif code not in KEEPS_DESIRED:
         apply.set_desired_stopped(placement)
     elif placement.desired == RUNNING:

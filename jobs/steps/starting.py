@@ -90,10 +90,13 @@ def refused(
     return Wait(pause, {"text": refusal.detail}, step.state.changed(turns=instances.next_turn(step)))
 
 
+STOPPED_MEANWHILE = "stopped_meanwhile"
+
+
 def died(view: InstanceView) -> StepFailed:
     """Return the failure of a start after its engine ended before it was ready."""
     if view.stop_requested:
-        return StepFailed("stopped_meanwhile", "The engine was stopped while it started.", final=True)
+        return StepFailed(STOPPED_MEANWHILE, "The engine was stopped while it started.", final=True)
     reason = view.reason
     if not reason:
         code = f" with exit code {view.exit_code}" if view.exit_code is not None else ""

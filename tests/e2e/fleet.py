@@ -258,7 +258,8 @@ class Fleet:
             "POST", "/v1/chat/completions", body, headers={"Authorization": f"Bearer {key or self.key}"}
         )
         if status != 200:
-            raise Failed(f"/v1: {status} {data.decode(errors='replace')}{self.logs()}")
+            said = "\n".join(self.lines)
+            raise Failed(f"/v1: {status} {data.decode(errors='replace')}\n{said}{self.logs()}")
         events = [line.removeprefix(b"data: ") for line in data.splitlines() if line.startswith(b"data: ")]
         assert events[-1] == b"[DONE]", data
         deltas = (json.loads(event)["choices"] for event in events[:-1])

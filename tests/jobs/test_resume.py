@@ -2,7 +2,9 @@
 
 import pytest
 
+from agent.wire.instances import InstanceState
 from audit.models import AuditLine
+from jobs import worker
 from jobs.loops.resume import autostart, resume_once
 from jobs.models import Operation
 from jobs.requests import model_runs
@@ -97,3 +99,42 @@ def test_a_stop_by_a_person_ends_the_wish(agent, finish) -> None:
     finish(model_runs.start("tiny", PERSON).pk)
     finish(model_runs.stop("tiny", PERSON).pk)
     assert resume_once() == 0
+
+
+@pytest.mark.parametrize("was_ready", [False, True], ids=["while it loaded", "ready, but nobody had looked yet"])
+def test_a_start_that_the_end_of_the_last_run_interrupted_is_made_again(agent, finish, pass_time, was_ready) -> None:
+    """Ctrl-C ends the engines of the master's own machine; a launch may still be open then."""
+    Node.objects.update(is_bootstrap=True)
+    agent.plan = [{"state": InstanceState.LOADING}] * 9
+    operation = model_runs.start("tiny", PERSON)
+    for _ in range(4):
+        worker.run(operation.pk)
+        pass_time(1)
+    engine = next(iter(agent.engines.values()))
+    engine.script.clear()
+    ready = {"ready_at": "2026-01-01T00:00:01Z", "start_seconds": 1.0} if was_ready else {}
+    ended = {"state": InstanceState.EXITED, "stop_requested": True, "exit_code": 0, **ready}
+    engine.view = engine.view.model_copy(update=ended)
+    agent.plan = [READY]
+
+    autostart()
+    done = finish(operation.pk)
+    assert (done.outcome, done.error["code"]) == ("failed", "stopped_meanwhile")
+    assert (Placement.objects.get().desired, Placement.objects.get().observed) == ("running", "stopped")
+    assert resume_once() == 1
+    assert finish(Operation.objects.latest("pk").pk).outcome == "succeeded"
+    assert (Placement.objects.get().observed, len(agent.launches)) == ("ready", 2)
+
+
+def test_an_engine_that_somebody_stopped_on_its_node_while_it_started_is_left_so(agent, finish, pass_time) -> None:
+    intents.forget(list(Placement.objects.values_list("pk", flat=True)))
+    agent.plan = [{"state": InstanceState.LOADING}] * 9
+    operation = model_runs.start("tiny", PERSON)
+    for _ in range(4):
+        worker.run(operation.pk)
+        pass_time(1)
+    engine = next(iter(agent.engines.values()))
+    engine.script.clear()
+    engine.view = engine.view.model_copy(update={"state": InstanceState.EXITED, "stop_requested": True})
+    assert finish(operation.pk).error["code"] == "stopped_meanwhile"
+    assert (resume_once(), len(agent.launches)) == (0, 1)

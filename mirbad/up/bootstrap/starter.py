@@ -12,6 +12,7 @@ from jobs.models import Operation
 from jobs.requests import model_runs
 from jobs.states import FAILED as OPERATION_FAILED
 from jobs.states import OPEN
+from jobs.steps.starting import STOPPED_MEANWHILE
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 from mirbad.up.bootstrap import smoke_test, waiting
@@ -185,10 +186,11 @@ class StarterModel:
             model_runs.start(self._id, CONFIG)
 
     def _failed_now(self, operation: Operation) -> bool:
+        """Return whether a start failed in this run. One that the end of the last run interrupted is started again."""
         ended = operation.finished_at
-        return (
-            operation.outcome == OPERATION_FAILED and ended is not None and ended.timestamp() >= self._progress.started
-        )
+        if operation.outcome != OPERATION_FAILED or operation.error.get("code") == STOPPED_MEANWHILE:
+            return False
+        return ended is not None and ended.timestamp() >= self._progress.started
 
 
 def _moment(text: str | None) -> float:

@@ -3,6 +3,7 @@
 import pytest
 from django.contrib.auth.models import User
 
+from audit.models import ChainState, LogKey
 from jobs.backup import records
 from mirbad.accounts.models import AdminToken
 from models_app.models import ApiKey, ModelDefinition, ModelSource, Placement
@@ -35,12 +36,14 @@ CARRIED = {
     Placement: (
         (records.PlacementPart,),
         {
-            *("id", "model", "node_id_text", "generation", "desired", "desired_config_hash", "promised"),
+            *("model", "node_id_text", "desired", "promised"),
             *("confirmed_config_hash", "created_at", "exits", "restart_at", "halted"),
             *("observed", "observed_boot", "observed_seq", "observed_at", "observed_generation"),
             *("observed_config_hash", "observed_reason", "observed_view"),
         },
     ),
+    ChainState: ((records.AuditRecord,), {"id", "singleton", "base_seq", "base_digest", "written_seq", "base_peaks"}),
+    LogKey: ((records.AuditRecord,), {"id", "singleton", "key_sealed", "created_at"}),
     ApiKey: ((records.ApiKeyRecord,), {"id"}),
     AdminToken: ((records.AdminTokenRecord,), {"id"}),
     User: ((records.PersonRecord,), {"id"}),
