@@ -11,10 +11,10 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, Protocol
+from typing import BinaryIO, Final, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -95,13 +95,20 @@ class _Measured:
 
 
 class BackupWriter:
-    """Writes the parts of one backup, one after another, and at the end the manifest."""
+    """Writes the parts of one backup, one after another, and at the end the manifest. Leaving it closes the archive."""
 
     def __init__(self, target: BinaryIO, at: datetime) -> None:
         self._target = target
         self._archive = zipfile.ZipFile(target, "w")
         self._date = at.timetuple()[:6]
         self.parts: list[PartEntry] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError, ValueError):  # what was interrupted is no backup, whatever its archive lacks
+            self._archive.close()
 
     @contextmanager
     def part(self, name: PartName) -> Iterator[BinaryIO]:

@@ -55,30 +55,30 @@ def create(path: Path, passphrase: str | None, actor: Actor) -> MadeBackup:
 
 def _write(file: BinaryIO, passphrase: str | None, at: datetime) -> BackupManifest:
     counts: Counter[str] = Counter()
-    writer = BackupWriter(file, at)
-    with consistent_read():
-        instance_id, ca = store.master().instance_id, ""
-        with writer.part(CONFIGURATION) as part:
-            _write_lines(part, collect.configuration(), counts)
-        if passphrase is not None:
-            ca = collect.issuing_ca()
-            binding = records.BindingRecord(
-                configuration_sha256=writer.parts[0].sha256, instance_id=instance_id, created_at=at
-            )
-            with writer.part(SECRETS) as part:
-                sealing = sealed.SealingWriter(part, passphrase)
-                _write_lines(sealing, [binding], counts)
-                _write_lines(sealing, collect.secrets(), counts)
-                sealing.finish()
-    manifest = BackupManifest(
-        mirbad_version=__version__,
-        instance_id=instance_id,
-        created_at=at,
-        counts=dict(counts),
-        ca_sha256=ca,
-        parts=tuple(writer.parts),
-    )
-    writer.finish(manifest)
+    with BackupWriter(file, at) as writer:
+        with consistent_read():
+            instance_id, ca = store.master().instance_id, ""
+            with writer.part(CONFIGURATION) as part:
+                _write_lines(part, collect.configuration(), counts)
+            if passphrase is not None:
+                ca = collect.issuing_ca()
+                binding = records.BindingRecord(
+                    configuration_sha256=writer.parts[0].sha256, instance_id=instance_id, created_at=at
+                )
+                with writer.part(SECRETS) as part:
+                    sealing = sealed.SealingWriter(part, passphrase)
+                    _write_lines(sealing, [binding], counts)
+                    _write_lines(sealing, collect.secrets(), counts)
+                    sealing.finish()
+        manifest = BackupManifest(
+            mirbad_version=__version__,
+            instance_id=instance_id,
+            created_at=at,
+            counts=dict(counts),
+            ca_sha256=ca,
+            parts=tuple(writer.parts),
+        )
+        writer.finish(manifest)
     return manifest
 
 

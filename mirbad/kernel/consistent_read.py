@@ -14,6 +14,7 @@ def consistent_read() -> Iterator[None]:
     """
     if connection.vendor == "sqlite":
         # Transactions of this project take the write lock at once; a deferred one holds a snapshot of the WAL instead.
+        connection.ensure_connection()
         usual, connection.transaction_mode = connection.transaction_mode, "DEFERRED"  # type: ignore[attr-defined]  # SQLite's
         try:
             with transaction.atomic(durable=True):

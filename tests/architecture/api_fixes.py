@@ -96,6 +96,7 @@ FIXES = {
     "key_on_two_machines": "Re-pair the machine to keep: a disk or a state folder was copied.",
     "limit_invalid": "Enter a whole number within the range that the sentence names, or nothing for no limit.",
     "master_fenced": "This master commands nothing until a takeover: `docs/operations/takeover.md`.",
+    "master_not_empty": "Recover on an empty data folder and database; `problems` lists what this master has.",
     "memory_short": "Choose another node, stop a model there, or lower context and budgets.",
     "method_not_allowed": "Use one of the methods in the header `Allow`.",
     "model_folder_changed": "Mount the disk of that folder, or run `mirbad-agent accept-root` on the node.",

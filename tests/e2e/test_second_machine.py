@@ -1,18 +1,14 @@
 """The README's "add a machine", from a second host with its own address: install, join, approve, run."""
 
 import json
-import re
-import shlex
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.fleet import ROOT, Fleet
+from tests.e2e.fleet import Fleet
 from tests.e2e.host import Host, require_root_and_tools
+from tests.e2e.joining import join
 from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -38,52 +34,9 @@ def fleet(host, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """The locked libraries as files: the second machine has no network but the cable to the master."""
-    folder = tmp_path_factory.mktemp("wheels")
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--require-hashes"]
-    subprocess.run([*pip, "-r", ROOT / "requirements" / "agent.txt", "-d", folder], check=True)
-    return folder
-
-
-@dataclass(frozen=True)
-class Pasted:
-    """The command of "Add node", and its results on the second machine."""
-
-    token: str
-    command: str
-    said: str
-    fingerprint: str
-    state_before_approval: str
-    left_by_a_wrong_token: str
-
-
-@pytest.fixture(scope="module")
 def pasted(fleet, host, wheels):
     """The second machine as the shown command made it: joined, approved, and serving the model `far`."""
-    made = fleet.api("POST", "nodes/join-tokens", {"nodeId": "pc-1", "displayName": "The PC"}, expect=201)
-    command = made["commands"]["linux"]
-    if host.run("command -v sudo").returncode:
-        host.run("printf '#!/bin/sh\\nshift; exec \"$@\"\\n' > /usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo")
-    # a browser on the LAN asks by the master's address, which is in MIRBAD_HOSTS
-    line = f"bash -c {shlex.quote(command.replace('127.0.0.1', host.master_address))}"
-    environ = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": "/dev/null"}
-    wrong = host.run(line, MIRBAD_JOIN_TOKEN=f"{made['token'][:-4]}AAAA", **environ)
-    assert wrong.returncode != 0
-    left = host.run("ls -d /usr/local/lib/mirbad-agent /usr/local/bin/mirbad-agent").stdout
-    done = host.run(line, MIRBAD_JOIN_TOKEN=made["token"], **environ)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    fingerprint = re.search(r"Key fingerprint \(SPKI SHA-256\): ([0-9a-f ]+)", done.stdout)[1].replace(" ", "")
-    host.spawn(re.search(r"^ +(runuser .+)$", done.stdout, re.MULTILINE)[1])
-    before = fleet.api("GET", "nodes/pc-1")["state"]
-    fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": "0" * 64}, expect=409)
-    fleet.api("POST", "nodes/pc-1/approve", {"expectedSpkiSha256": fingerprint})
-    until(lambda: fleet.api("GET", "nodes/pc-1")["state"] in {"Online", "Degraded"}, seconds=40, what="pc-1")
-    fleet.define_sim("far", "pc-1")
-    fleet.api("POST", "models/far/start")
-    assert fleet.wait_for_answer("far")
-    return Pasted(made["token"], command, said, fingerprint, before, left)
+    return join(fleet, host, wheels, "pc-1", "far")
 
 
 def test_the_command_that_add_node_shows_makes_a_second_machine_serve(fleet, host, pasted):

@@ -23,6 +23,7 @@ from nodes.states import APPROVED, PENDING, RE_PAIR, REVOKED
 
 _ENROLL_SECONDS = 180.0
 _ONLINE_SECONDS = 180.0
+_TAKEOVER_SECONDS = 180.0
 
 
 class OwnNode:
@@ -62,6 +63,8 @@ class OwnNode:
         waiting.until(
             self._progress, self._why_no_listener, seconds=_ENROLL_SECONDS, failure="The enroll listener does not start"
         )
+        # After a recovery the takeover comes first: a fenced master gives out no token.
+        waiting.until(self._progress, self._why_fenced, seconds=_TAKEOVER_SECONDS, failure="The takeover is not over")
         self._progress.now(f"joining this machine as node {self._id}")
         # a node that is known but lost its state folder returns under its uid, with a new key
         again = node is not None and node.lifecycle == APPROVED
@@ -92,13 +95,20 @@ class OwnNode:
     def _flag() -> Path:
         return settings().data / configured_takeover.FLAG
 
+    def _why_fenced(self) -> str:
+        """Return why this master commands no node yet. Raises CannotStart when no takeover is coming."""
+        if not fencing.is_fenced():
+            return ""
+        if configured_takeover.is_coming():
+            return "taking the nodes over"
+        how = "log in as an owner" if fencing.stands_down() else f"log in, or run: touch {self._flag()}"
+        raise CannotStart(f"This master commands no node: {fencing.fenced_reason()} To take over, {how}")
+
     def _why_not_online(self) -> str:
         node = Node.objects.get(pk=self._id)
         if node.lifecycle == REVOKED:
             raise CannotStart(f"Node {self._id} was revoked meanwhile.")
-        if fencing.is_fenced() and not configured_takeover.is_coming():
-            how = "log in as an owner" if fencing.stands_down() else f"log in, or run: touch {self._flag()}"
-            raise CannotStart(f"This master commands no node: {fencing.fenced_reason()} To take over, {how}")
+        self._why_fenced()
         if node.last_seen_at is None or node.last_seen_at.timestamp() < self._progress.started:
             return f"waiting for node {self._id}: no status yet"  # the stored status may be of the last run
         shown = queries.shown_state(node, list(node.conditions.all()))

@@ -39,7 +39,12 @@ def node(name: str) -> records.NodeRecord:
 def backup(*names: str, version: int = 2) -> bytes:
     """Return a whole backup of nodes, with one secret."""
     target = io.BytesIO()
-    writer = BackupWriter(target, AT)
+    with BackupWriter(target, AT) as writer:
+        _fill(writer, names, version)
+    return target.getvalue()
+
+
+def _fill(writer: BackupWriter, names: tuple[str, ...], version: int) -> None:
     with writer.part(CONFIGURATION) as part:
         for name in names:
             part.write(records.to_line(node(name)))
@@ -56,7 +61,6 @@ def backup(*names: str, version: int = 2) -> bytes:
             parts=tuple(writer.parts),
         )
     )  # fmt: skip
-    return target.getvalue()
 
 
 def parts_of(text: bytes) -> dict[str, bytes]:

@@ -1,5 +1,6 @@
 """A backup of everything, opened again; the same on SQLite and PostgreSQL, while others write."""
 
+import gc
 import io
 import json
 import os
@@ -218,6 +219,28 @@ def test_a_file_that_is_not_there_is_named(path, verb):
     also = ["--without-secrets"] if verb == "verify" else []
     with pytest.raises(CommandError, match=r"fleet\.backup: No such file"):
         command(verb, str(path), *also)
+
+
+def test_an_interrupted_backup_leaves_nothing_open_and_nothing_behind(path, monkeypatch):
+    fill()
+
+    def broken():
+        yield from ()
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(collect, "secrets", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        making.create(path, PASSPHRASE, PERSON)
+    assert list(path.parent.iterdir()) == []
+    gc.collect()
+
+
+def test_a_connection_that_was_not_used_yet_is_enough(path):
+    fill()
+    connection.close()
+    connection.connection = None
+    vars(connection).pop("transaction_mode", None)
+    assert making.create(path, None, PERSON).manifest.counts["model"] == 3
 
 
 def test_a_disk_that_is_full_leaves_no_file(path, monkeypatch):

@@ -1,0 +1,77 @@
+"""The master's machine burns: an empty one becomes the master by the backup, and the node never stopped serving."""
+
+import shutil
+import time
+
+import pytest
+
+from tests.e2e.fleet import Failed, Fleet
+from tests.e2e.host import Host, require_root_and_tools
+from tests.e2e.joining import is_online, join
+from tests.waiting import until, until_no
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+PASSPHRASE = "correct horse battery staple"
+CONFIRMED = "the previous master is stopped"
+
+
+@pytest.fixture
+def host():
+    require_root_and_tools()
+    machine = Host(2).start()
+    yield machine
+    machine.close()
+
+
+def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheels, tmp_path):
+    settings = {"MIRBAD_BIND": "0.0.0.0", "MIRBAD_HOSTS": host.master_address}
+    lost = Fleet(tmp_path / "lost", **settings)
+    found = Fleet(tmp_path / "found", **settings)
+    found.ports = lost.ports
+    found.environ.update({name: str(port) for name, port in lost.ports.items()})
+    try:
+        lost.start()
+        join(lost, host, wheels, "pc-1", "far")
+        engines = lost.engines("far")
+        assert len(engines) == 1
+        lost.define_sim("idle")
+        key, token = lost.key, lost.token
+        (tmp_path / "passphrase").write_text(PASSPHRASE)
+        word = ("--passphrase-file", str(tmp_path / "passphrase"))
+        backup = str(tmp_path / "fleet.backup")
+        lost.manage("backup", "create", backup, *word)
+        lost.api("POST", "keys", {"name": "made after the backup"})
+        lost.kill()
+        shutil.rmtree(lost.data)
+
+        refused = found.manage("recover", backup, *word, "--confirm", "maybe", check=False)
+        assert refused.returncode == 1
+        assert "Nothing was changed" in refused.stderr
+        assert not (found.data / "mirbad.sqlite3").exists()
+        said = found.manage("recover", backup, *word, "--confirm", CONFIRMED).stdout
+        assert "Recovered 2 nodes, 2 models, 1 API keys" in said
+        again = found.manage("recover", backup, *word, "--confirm", CONFIRMED, check=False)
+        assert "This master is not empty" in again.stderr
+
+        began = time.monotonic()
+        found.start(seconds=200)
+        until_no((Failed, OSError), lambda: found.chat("far", key=key), 90, every=0.2)
+        seconds = time.monotonic() - began
+        print(f"# from the start to the first chat: {seconds:.1f} s")
+        assert found.engines("far") == engines, "the engine that ran before"
+        found._token = token
+        both = "both nodes:\n" + "\n".join(found.lines)
+        until(lambda: is_online(found, "pc-1") and is_online(found, "local"), both, 60, every=0.5)
+        assert {model["id"] for model in found.api("GET", "models")["items"]} == {"far", "idle"}
+        fencing = found.api("GET", "fencing")
+        assert not fencing["fenced"]
+        assert fencing["epoch"] > 1
+        names = {row["name"] for row in found.api("GET", "keys")["items"]}
+        assert "made after the backup" not in names
+        assert not (found.data / "takeover").exists()
+        line = next(row for row in found.api("GET", "audit?max=200")["items"] if row["action"] == "restore")
+        assert line["actor"] == "system:restore"
+    finally:
+        found.close()
+        lost.close()
