@@ -8,6 +8,7 @@ from django.db.models import Model
 import jobs.states
 import models_app.states
 import nodes.states
+from jobs.kinds import KINDS
 from jobs.models import Operation
 from mirbad.kernel.states import StateTable
 from models_app.models import Placement
@@ -43,6 +44,21 @@ def test_the_database_refuses_a_state_that_the_table_does_not_know(name: str) ->
     conditions = [str(c.condition) for c in model._meta.constraints if hasattr(c, "condition") and c.condition]
     assert any(column in condition and all(f"'{s}'" in condition for s in table.states) for condition in conditions)
     assert {value for value, _ in model._meta.get_field(column).choices} == set(table.states)
+
+
+def test_the_names_of_the_tables_are_those_of_errors() -> None:
+    assert {name: table.name for name, (table, _, _) in TABLES.items()} == {
+        "node-lifecycle": "node lifecycle",
+        "ca-rotation": "CA rotation",
+        "node-reachability": "node reachability",
+        "placement-desired": "desired placement state",
+        "placement-observed": "observed placement state",
+        "operation": "operation",
+    }
+
+
+def test_the_concurrency_groups_are_those_of_the_kinds() -> None:
+    assert {kind.concurrency_group for kind in KINDS.values()} == set(jobs.states.CONCURRENCY_GROUPS)
 
 
 def test_every_table_in_the_source_is_held_here() -> None:

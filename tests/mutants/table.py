@@ -62,10 +62,16 @@ TARGETS = (
         ("tests/models_app/test_registry.py", "tests/models_app/test_feasible.py", "tests/models_app/test_running.py"),
     ),
     Target("models_app/placement/relocate.py", ("tests/jobs/moves/test_moves.py", "tests/jobs/moves/test_failures.py")),
-    Target("models_app/placement/snapshot.py", (*_PLACING, "tests/models_app/test_feasible.py")),
+    Target(
+        "models_app/placement/snapshot.py",
+        (*_PLACING, "tests/models_app/test_snapshot.py", "tests/models_app/test_feasible.py"),
+    ),
     Target("models_app/placement/workload.py", _PLACING),
     Target("models_app/gateway/balance.py", ("tests/gateway/test_balance.py", "tests/gateway/test_dashboard.py")),
-    Target("models_app/gateway/core.py", ("tests/gateway/test_core.py", "tests/gateway/test_access.py")),
+    Target(
+        "models_app/gateway/core.py",
+        ("tests/gateway/test_core.py", "tests/gateway/test_core_paths.py", "tests/gateway/test_access.py"),
+    ),
     Target("models_app/gateway/limits.py", ("tests/gateway/test_limits.py",)),
     Target(
         "models_app/gateway/usage.py", ("tests/gateway/test_usage.py", "tests/gateway/test_usage_of_whole_responses.py")

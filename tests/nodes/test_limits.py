@@ -30,6 +30,15 @@ def test_one_peer_has_its_tries_a_minute_and_is_told_how_long_to_wait(clock):
     assert limiter.admit("192.0.2.1") == 0
 
 
+def test_of_too_many_peers_the_one_that_was_away_longest_is_forgotten(clock, monkeypatch):
+    monkeypatch.setattr("nodes.enrollment.limits._PEERS_KEPT", 2)
+    limiter = EnrollLimiter(1, 100, clock)
+    assert [limiter.admit(peer) for peer in ("a", "b", "c")] == [0.0] * 3
+    assert limiter.admit("c") > 0
+    assert limiter.admit("b") > 0
+    assert limiter.admit("a") == 0, "forgotten, and so counted anew"
+
+
 def test_the_window_slides(clock):
     limiter = EnrollLimiter(2, 100, clock)
     limiter.admit("a")

@@ -124,6 +124,17 @@ def test_old_tokens_and_attempts_are_pruned_when_one_is_made():
     assert recent.purpose == "join"
 
 
+def test_attempts_of_today_are_kept():
+    tokens.count_wrong("0" * 16, PEER)
+    tokens.create("pc-1", actor=OPERATOR)
+    assert TokenAttempt.objects.count() == 1
+
+
+def test_the_audit_line_names_how_long_a_token_is_valid():
+    tokens.create("pc-1", actor=OPERATOR, ttl=timedelta(minutes=90, seconds=59))
+    assert AuditLine.objects.get(action="node.join-token").detail == "valid for 90 min"
+
+
 def test_a_retention_of_zero_keeps_tokens_for_ever(monkeypatch):
     made = tokens.create("pc-1", actor=OPERATOR)
     monkeypatch.setattr(
