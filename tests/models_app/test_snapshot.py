@@ -28,9 +28,9 @@ def a_card(uuid="GPU-1", **columns):
     return Gpu(uuid=uuid, **{"index": 0, "name": "RTX 4090", "memory_bytes": 24 * GIB, **columns})
 
 
-def seen(card, load=snapshot.NodeLoad(), reported=None):
+def seen(card, reported=None):
     known = capabilities(*([reported] if reported else []))
-    return snapshot.machine(a_node(), known, [card], load, HOST).cards[0]
+    return snapshot.machine(a_node(), known, [card], snapshot.NodeLoad(), HOST).cards[0]
 
 
 def test_a_machine_has_every_value_of_its_node():
