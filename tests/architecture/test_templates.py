@@ -33,6 +33,19 @@ def test_no_line_has_more_tags_than_one_can_count() -> None:
     assert not full, f"at most {TAGS_A_LINE} HTML tags a line: {full}"
 
 
+def _with_parts(text: str) -> str:
+    """Return a template with those that it includes by name behind it."""
+    parts = [TEMPLATES / name for name in re.findall(r'include "([^"]+)"', text)]
+    return text + "".join(part.read_text() for part in parts)
+
+
+def test_every_page_has_one_heading_of_the_first_level_to_jump_to() -> None:
+    pages = {path: path.read_text() for path in sorted(TEMPLATES.rglob("*.html"))}
+    whole = {path: _with_parts(text) for path, text in pages.items() if 'extends "base.html"' in text}
+    assert whole
+    assert [str(path.relative_to(TEMPLATES)) for path, text in whole.items() if text.count("<h1") != 1] == []
+
+
 @pytest.mark.parametrize("command", [["--check"], ["check"]])
 def test_templates_are_formatted(command: list[str]) -> None:
     formatter = Path(sys.executable).with_name("djangofmt")
