@@ -146,7 +146,7 @@ def plain_path(path: str) -> str:
     """Return `path` without doubled slashes and without one at its end."""
     if "//" in path:
         path = _SLASHES.sub("/", path)
-    return path.rstrip("/") if path.endswith("/") else path
+    return path.rstrip("/")
 
 
 def is_v1(path: str) -> bool:

@@ -57,6 +57,10 @@ def test_the_names_of_the_tables_are_those_of_errors() -> None:
     }
 
 
+def test_a_stranded_node_has_the_code_of_the_guide() -> None:
+    assert nodes.states.RE_PAIR == "ca_rotation_stranded"
+
+
 def test_the_concurrency_groups_are_those_of_the_kinds() -> None:
     assert {kind.concurrency_group for kind in KINDS.values()} == set(jobs.states.CONCURRENCY_GROUPS)
 

@@ -7,6 +7,11 @@ EXPLAINED: dict[str, dict[str, str]] = {
             "without a field, the first column is the key"
         ),
     },
+    "nodes/enrollment/limits.py": {
+        "- return str(ipaddress.ip_network((parsed, 64), strict=False))\n"
+        "+ return str(ipaddress.ip_network((parsed, 64), strict=None))": "None is as false as False",
+        "- self._peers.popitem(last=False)\n+ self._peers.popitem(last=None)": "None is as false as False",
+    },
     "nodes/enrollment/join.py": {
         "- NodePin.objects.filter(node=node).exclude(slot=slot).delete()\n"
         "+ NodePin.objects.filter(node=node).exclude(slot=None).delete()": (

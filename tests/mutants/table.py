@@ -94,6 +94,7 @@ TARGETS = (
     Target(
         "agent/common/budget.py",
         (
+            "tests/agent/common/test_budget.py",
             "tests/models_app/fit/test_verdict.py",
             "tests/agent/engines/test_admission.py",
             "tests/agent/engines/test_memory_needs.py",
@@ -110,8 +111,17 @@ TARGETS = (
     Target("agent/common/http1/inline_task.py", ("tests/gateway/test_work.py",)),
     Target("agent/common/http1/request.py", _HTTP1),
     Target("agent/common/http1/server.py", _HTTP1),
-    Target("agent/common/image_rules.py", ("tests/agent/engines/test_specs.py", "tests/models_app/test_inputs.py")),
-    Target("agent/common/redaction.py", ("tests/agent/common/test_redaction.py",)),
+    Target(
+        "agent/common/image_rules.py",
+        (
+            "tests/agent/common/test_image_rules.py",
+            "tests/agent/engines/test_specs.py",
+            "tests/models_app/test_inputs.py",
+        ),
+    ),
+    Target(
+        "agent/common/redaction.py", ("tests/agent/common/test_redaction.py", "tests/agent/common/test_pem_lines.py")
+    ),
     Target(
         "agent/common/strict_json.py",
         ("tests/agent/common/test_strict_json.py", "tests/api/test_parsers.py", "tests/nodes/test_body.py"),

@@ -14,7 +14,7 @@ from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from nodes import fencing, registry
 from nodes.enrollment import join_command, tokens
 from nodes.errors import MasterFenced, NodeRevoked
-from nodes.models import JoinToken, TokenAttempt
+from nodes.models import JoinToken, Node, NodePin, TokenAttempt
 from tests.nodes.parts import OPERATOR, PEER, approved, enrolled, open_tokens
 
 pytestmark = [pytest.mark.app, pytest.mark.usefixtures("master")]
@@ -122,6 +122,30 @@ def test_old_tokens_and_attempts_are_pruned_when_one_is_made():
     assert set(JoinToken.objects.values_list("node_id_text", flat=True)) == {"pc-2", "pc-3"}
     assert not TokenAttempt.objects.exists()
     assert recent.purpose == "join"
+
+
+def test_the_answer_of_a_spent_token_is_for_the_key_that_the_node_still_has():
+    machine = enrolled("pc-1")
+    token_id = machine.token.split(".")[0]
+    row = JoinToken.objects.get(pk=token_id)
+    assert tokens.stored_answer(row, row.used_by_spki) == machine.answer
+    node = Node.objects.create(pk="pc-2", address="192.0.2.9")
+    NodePin.objects.filter(node_id="pc-1").update(node=node)
+    with pytest.raises(tokens.JoinRejected, match=r"^the token was used before, and its key is no longer valid$"):
+        tokens.stored_answer(row, row.used_by_spki)
+
+
+def test_a_rekey_token_needs_a_key_that_is_in_use():
+    machine = approved("pc-1")
+    machine.node.pins.update(slot=NodePin.NEXT)
+    with pytest.raises(Conflict, match="Node pc-1 has no key to replace"):
+        tokens.create("pc-1", actor=OPERATOR, purpose="rekey")
+
+
+def test_a_refusal_names_the_node():
+    registry.revoke(approved("pc-3").node_id, OPERATOR)
+    with pytest.raises(NodeRevoked, match="Node pc-3 is revoked"):
+        tokens.create("pc-3", actor=OPERATOR)
 
 
 def test_attempts_of_today_are_kept():

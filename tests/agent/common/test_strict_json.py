@@ -58,3 +58,40 @@ def test_any_bytes_are_a_value_or_bad_json(data: bytes) -> None:
     except BadJson:
         return
     assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * MAX_DEPTH + b"]" * MAX_DEPTH,
+        b"[" + b",".join([b"[]"] * 100) + b"]",
+        b"[" + b",".join([b"{}"] * 100) + b"]",
+        b"[" + b",".join([b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)] * 3) + b"]",
+        b'["' + b"[" * 100 + b'"]',
+        b'["\\"' + b"[" * 100 + b'"]',
+    ],
+)
+def test_levels_are_counted_and_not_brackets(body: bytes) -> None:
+    assert strict_json.parse(body) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1),
+        b"[" + b",".join([b"[]"] * 9 + [b"[" * MAX_DEPTH + b"]" * MAX_DEPTH]) + b"]",
+        b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
+        b"[" + b"{}," * 9 + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"]",
+    ],
+)
+def test_a_level_too_many_is_refused_wherever_it_is(body: bytes) -> None:
+    with pytest.raises(BadJson, match=f"deeper than {MAX_DEPTH} levels"):
+        strict_json.parse(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"\\u0000"', b'["\\ud800"]', b'{"a":"\\u0000"}', b'{"\\u0000":1}', b'{"a":{"b":["\\udfff"]}}']
+)
+def test_a_string_that_no_store_takes_is_refused_wherever_it_is(body: bytes) -> None:
+    with pytest.raises(BadJson, match="NUL or an unpaired surrogate"):
+        strict_json.parse(body)
