@@ -1,4 +1,4 @@
-"""Which images a node runs, and the clause that says how to change it."""
+"""The images that a node runs, and the clause that says how to change it."""
 
 import pytest
 
@@ -8,6 +8,9 @@ from agent.common.image_rules import BadImage
 pytestmark = pytest.mark.unit
 
 DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+NO_DIGEST = "the spec must name an approved image digest"
+PIN = "Pin the image by its digest, or set allow_tag_pulls in agent.json on this node."
+ADD = f"add vllm/vllm-openai@{OTHER} to approved_images in its agent.json and restart the agent."
 
 
 @pytest.mark.parametrize(
@@ -33,14 +36,12 @@ def test_the_prefixes_of_docker_are_left_out(text, plain):
         (
             "vllm/vllm-openai:v1",
             None,
-            "the spec must name an approved image digest; 'vllm/vllm-openai:v1' names none. Pin the image by its digest, "
-            "or set allow_tag_pulls in agent.json on this node.",
+            f"{NO_DIGEST}; 'vllm/vllm-openai:v1' names none. {PIN}",
         ),
         (
             "vllm/vllm-openai",
             OTHER,
-            f"image 'vllm/vllm-openai' with digest '{OTHER}' is not approved on this node; add "
-            f"vllm/vllm-openai@{OTHER} to approved_images in its agent.json and restart the agent.",
+            f"image 'vllm/vllm-openai' with digest '{OTHER}' is not approved on this node; {ADD}",
         ),
         (f"vllm/vllm-openai@{DIGEST}", OTHER, f"the image names the digest {DIGEST}, the spec {OTHER}."),
     ],
