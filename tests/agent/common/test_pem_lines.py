@@ -74,3 +74,22 @@ def test_ordinary_lines_stay_as_they_are():
 
 def test_known_secrets_are_masked_beside_a_block():
     assert redact_lines(["the hunter22 of", "A" * 64, "hunter22 x"], ["hunter22"]) == ["the *** of", MASK, "*** x"]
+
+
+def test_known_secrets_are_masked_on_the_lines_of_a_block_too():
+    secret = "hunter22 pw"
+    lines = [
+        f"{secret} -----BEGIN PRIVATE KEY-----", f"{secret} {'Q' * 64}", f"{secret} {'B' * 8}==",
+        f"{secret} -----END PRIVATE KEY-----", f"{secret} after",
+    ]  # fmt: skip
+    shown = redact_lines(lines, [secret])
+    assert shown == ["*** ***", "*** ***", "*** ***", MASK, "*** after"]
+
+
+@pytest.mark.parametrize("last", ["A", "AB==", "A" * 40])
+def test_the_short_last_line_of_a_block_without_its_end_is_masked(last):
+    assert redact_lines(["x " + "Q" * 64, "x " + last, "x " + "words"]) == [f"x {MASK}", f"x {MASK}", "x words"]
+
+
+def test_what_stands_before_a_line_of_a_block_may_hold_tabs_and_spaces():
+    assert redact_lines([f"a\tb\t{'Q' * 64}", f"a b\tc {'Q' * 64}"]) == [f"a\tb\t{MASK}", f"a b\tc {MASK}"]

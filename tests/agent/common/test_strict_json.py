@@ -67,6 +67,7 @@ def test_any_bytes_are_a_value_or_bad_json(data: bytes) -> None:
         b"[" + b",".join([b"[]"] * 100) + b"]",
         b"[" + b",".join([b"{}"] * 100) + b"]",
         b"[" + b",".join([b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1)] * 3) + b"]",
+        b"[" + b"[[]]," * 3 + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"]",
         b'["' + b"[" * 100 + b'"]',
         b'["\\"' + b"[" * 100 + b'"]',
     ],
