@@ -32,6 +32,11 @@ _ROUTED_SECONDS = 45.0
 _QUESTION = "Say hello in one short sentence."
 
 
+def marker_path(data: Path, model_id: str) -> Path:
+    """Return the file that exists once the starter model was made: from then on it is the operator's."""
+    return data / "bootstrap" / f"starter-{model_id}"
+
+
 class StarterModel:
     """The steps for the model `MIRBAD_STARTER_MODEL`."""
 
@@ -68,7 +73,7 @@ class StarterModel:
     def _marker(self) -> Path:
         """Return the file that exists once the model was made. It is part of a snapshot; it was in ``run`` before."""
         data = self._layout.settings.data
-        marker, former = data / "bootstrap" / f"starter-{self._id}", data / "run" / f"starter-{self._id}"
+        marker, former = marker_path(data, self._id), data / "run" / f"starter-{self._id}"
         marker.parent.mkdir(mode=0o700, exist_ok=True)
         if former.exists() and not marker.exists():
             former.rename(marker)

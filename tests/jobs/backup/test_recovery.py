@@ -3,6 +3,7 @@
 import io
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 from django.contrib.auth import authenticate
@@ -230,3 +231,49 @@ def test_the_command_asks_for_a_sentence_first(backup, monkeypatch):
     with pytest.raises(CommandError, match="Nothing was changed"):
         call_command("recover", str(backup), confirm="no", stdout=io.StringIO())
     assert is_empty()
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The data folder of the command; the database is that of the test."""
+    monkeypatch.setenv("MIRBAD_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("MIRBAD_SECRET_KEY", settings().secret_key)
+    settings.cache_clear()
+    yield tmp_path / "data"
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+def recover_by_command(backup, monkeypatch, passphrase=PASSPHRASE):
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{passphrase}\n"))
+    words = {"confirm": "the previous master is stopped", "passphrase_file": Path("-")}
+    call_command("recover", str(backup), stdout=out, **words)
+    return out.getvalue()
+
+
+def test_the_command_prepares_the_folder_and_leaves_the_starter_model_as_it_was(backup, empty_folder, monkeypatch):
+    said = recover_by_command(backup, monkeypatch)
+    assert "Recovered 2 nodes, 3 models, 1 API keys and 1 people" in said
+    assert "Start it with make up" in said
+    assert stat.S_IMODE(empty_folder.stat().st_mode) == 0o700
+    assert (empty_folder / "takeover").exists()
+    assert (empty_folder / "bootstrap" / f"starter-{settings().starter_model}").read_text() == "made\n"
+    assert ModelDefinition.objects.count() == 3
+
+
+@pytest.mark.parametrize(
+    ("passphrase", "said"), [("another passphrase", "the passphrase is another one"), ("", "the passphrase is another")]
+)
+def test_the_command_with_another_passphrase_changes_nothing(backup, empty_folder, monkeypatch, passphrase, said):
+    with pytest.raises(CommandError, match=said):
+        recover_by_command(backup, monkeypatch, passphrase)
+    assert is_empty()
+    assert not (empty_folder / "takeover").exists()
+    assert not (empty_folder / "bootstrap").exists()
+
+
+def test_the_command_names_a_file_that_is_not_there(tmp_path, empty_folder, monkeypatch):
+    with pytest.raises(CommandError, match=r"nothing\.backup: No such file"):
+        recover_by_command(tmp_path / "nothing.backup", monkeypatch)
+    assert not empty_folder.exists()

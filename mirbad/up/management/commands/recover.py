@@ -10,12 +10,14 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, ProgrammingError
 
+from agent.common.files import write_text
 from jobs.backup import recovery
 from jobs.loops import configured_takeover
 from mirbad.kernel import conf
 from mirbad.kernel.conf import BadSettings, given_secret_key
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
+from mirbad.up.bootstrap.starter import marker_path
 from mirbad.up.errors import CannotStart
 
 PHRASE = "the previous master is stopped"
@@ -71,7 +73,12 @@ class Command(BaseCommand):
         conf.settings.cache_clear()
         call_command("migrate", verbosity=0, interactive=False)
         asked_by = f"{getpass.getuser()} with manage.py recover"
-        return recovery.recover(file, passphrase, chosen.data / configured_takeover.FLAG, asked_by)
+        done = recovery.recover(file, passphrase, chosen.data / configured_takeover.FLAG, asked_by)
+        # The starter model is as it was in the backup: stopped, deleted, or running.
+        marker = marker_path(chosen.data, chosen.starter_model)
+        marker.parent.mkdir(mode=0o700, exist_ok=True)
+        write_text(marker, "made\n")
+        return done
 
 
 def _passphrase(path: Path | None) -> str:
