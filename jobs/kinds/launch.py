@@ -212,20 +212,27 @@ def _waiting(step: LaunchStep) -> Outcome:
         if view.state == InstanceState.LOST and not step.state.restarted:
             again = step.state.changed(restarted=True, turns=instances.next_turn(step, STARTING))
             return Go(CHECKING, "The machine rebooted: starting the engine again.", again)
+        if view.ready_at is not None and shards.of(step.input) is None:
+            # It served before anybody looked: the start was good, and its end is for `restarts`, or for who stopped it.
+            return _ready(view, " It has ended since.")
         raise starting.died(view)
     if view.state == InstanceState.READY:
         if missing := shards.are_missing(step):
             text = f"This shard is ready; waiting for {missing} more of the replica."
             return Wait(_LOOK_SECONDS, {"text": text}, step.state.changed(up=True))
         instances.refresh(step.node_id)
-        took = f" after {view.start_seconds:.1f} s" if view.start_seconds is not None else ""
-        return Done(f"Ready{took}.", {"startSeconds": view.start_seconds})
+        return _ready(view)
     if starting.late(step, allowed):
         detail = f"The engine was not ready within {allowed.total_seconds():.0f} s."
         why = StoredFailure(code="start_timeout", detail=detail)
         return Go(CANCELLING, "The start takes too long: stopping the engine.", step.state.changed(why=why))
     state = step.state.changed(up=False) if shards.of(step.input) else None
     return Wait(_LOOK_SECONDS, starting.progress(view), state)
+
+
+def _ready(view: InstanceView, also: str = "") -> Done:
+    took = f" after {view.start_seconds:.1f} s" if view.start_seconds is not None else ""
+    return Done(f"Ready{took}.{also}", {"startSeconds": view.start_seconds})
 
 
 def _cancelling(step: LaunchStep) -> Outcome:

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from agent.wire.errors import AgentCode
 from agent.wire.instances import BrokenRequest, InstanceState
 from audit.models import AuditLine
+from jobs import worker
 from jobs.loops import replicas, restarts
 from jobs.loops.restarts import PAUSES, restart_once
 from jobs.loops.resume import resume_once
@@ -23,7 +24,7 @@ from models_app.models import ApiKey, EngineExit, Hold, ModelDefinition, Placeme
 from nodes import fencing
 from nodes.models import Node
 from tests.models_app.things import PERSON, node, placed
-from tests.standins.memory import DIES, MemoryAgent, refusal
+from tests.standins.memory import DIES, READY, MemoryAgent, refusal
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db]
 
@@ -78,6 +79,25 @@ def test_an_engine_that_ends_is_started_again_by_an_ordinary_launch(agent, servi
     assert (row.observed, row.desired, row.exits, row.restart_at, restart_once()) == ("ready", "running", 1, None, 0)
     lines = AuditLine.objects.filter(actor="system:restart").order_by("id")
     assert [(line.action, line.result) for line in lines] == [("model.start", "accepted"), ("model.start", "succeeded")]
+
+
+def test_an_engine_that_served_and_ended_before_its_start_was_over_is_started_again(agent, finish, pass_time) -> None:
+    """A request may end it within the second in which no worker looks."""
+    node("pc-1", boot_id="boot-1")
+    placed()
+    agent.plan = [{"state": InstanceState.LOADING}] * 9
+    operation = model_runs.start("tiny", PERSON)
+    for _ in range(4):
+        worker.run(operation.pk)
+        pass_time(1)
+    ends(agent, Placement.objects.get(), start_seconds=0.4)
+    done = finish(operation.pk)
+    assert (done.outcome, done.result) == ("succeeded", {"startSeconds": 0.4})
+    assert done.events.latest("pk").text == "Ready after 0.4 s. It has ended since."
+    assert (Placement.objects.get().desired, EngineExit.objects.get().was_ready) == ("running", True)
+    agent.plan = [READY]
+    assert until_restarted(pass_time) <= 2
+    assert finish(Operation.objects.get(actor="system:restart").pk).outcome == "succeeded"
 
 
 def test_the_pauses_grow_and_the_time_of_the_next_start_is_known(agent, serving, finish, pass_time) -> None:
