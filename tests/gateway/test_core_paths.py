@@ -1,8 +1,13 @@
 """Paths beside `/v1`, and pages of other origins: the decisions, without a server."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from models_app.gateway import core
+from models_app.gateway.table import NodeState, RouteState
+from tests.gateway.tables import model, route, table
 
 pytestmark = pytest.mark.unit
 
@@ -122,6 +127,42 @@ def test_a_preflight_is_answered_with_the_names_that_it_asks_for(names, allowed)
         (b"access-control-allow-headers", allowed),
         (b"access-control-max-age", b"600"),
     ]
+
+
+def test_a_preflight_of_another_origin_is_not_allowed_anything() -> None:
+    headers = {b"origin": b"https://evil.example", b"access-control-request-method": b"POST"}
+    assert core.preflight_headers(headers, frozenset({"*"})) is not None
+    assert core.preflight_headers(headers, ALLOWED) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "word"),
+    [
+        (NodeState.OFFLINE, "node_offline", "n1"),
+        (None, "node_offline", "n1"),
+    ],
+)
+def test_an_error_of_a_node_names_the_node(state, code, word):
+    m = model(route())
+    made = table(m)
+    nodes = {name: kept for name, kept in made.nodes.items() if name != "n1"} | ({"n1": state} if state else {})
+    found = core.no_route_error(replace(made, nodes=nodes), m)
+    assert found.code == code
+    assert word in found.message
+
+
+@pytest.mark.parametrize(
+    ("state", "word"), [(RouteState.READY, "ready"), (RouteState.STOPPED, "stopped"), (RouteState.STARTING, "starting")]
+)
+def test_the_state_of_a_model_is_one_word(state, word):
+    m = model(route(state=state))
+    assert core.state_of(table(m), m) == word
+
+
+def test_a_new_trace_has_the_shape_of_the_standard():
+    ((name, value),) = core.trace({})
+    assert name == b"traceparent"
+    assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-00", value)
 
 
 @pytest.mark.parametrize(
