@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +35,17 @@ class Running:
 
 
 _running = Running()
+
+
+@functools.cache
+def _report() -> int:
+    """Return the report, opened once: a line may be written while a test has given up its rights."""
+    return os.open(os.environ[REPORT], os.O_WRONLY | os.O_APPEND)
+
+
+def pytest_configure() -> None:
+    """Open the report."""
+    _report()
 
 
 def _counted(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,5 +79,4 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         return
     tried = 0 if report.skipped else _running.tried
     line = {"test": report.nodeid, "outcome": report.outcome, "tried": tried, "right": tried if report.passed else 0}
-    with Path(os.environ[REPORT]).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    os.write(_report(), f"{json.dumps(line)}\n".encode())
