@@ -33,8 +33,8 @@ def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheel
     found.environ.update({name: str(port) for name, port in lost.ports.items()})
     try:
         lost.start()
-        join(lost, host, wheels, "pc-1", "kept")
-        engines = lost.engines("kept")
+        join(lost, host, wheels, "pc-1", "survivor")
+        engines = lost.engines("survivor")
         assert len(engines) == 1
         lost.define_sim("idle")
         key, token = lost.key, lost.token
@@ -57,14 +57,14 @@ def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheel
 
         began = time.monotonic()
         found.start(seconds=200)
-        until_no((Failed, OSError), lambda: found.chat("kept", key=key), 90, every=0.2)
+        until_no((Failed, OSError), lambda: found.chat("survivor", key=key), 90, every=0.2)
         seconds = time.monotonic() - began
         print(f"# from the start to the first chat: {seconds:.1f} s")
-        assert found.engines("kept") == engines, "the engine that ran before"
+        assert found.engines("survivor") == engines, "the engine that ran before"
         found._token = token
         both = "both nodes:\n" + "\n".join(found.lines)
         until(lambda: is_online(found, "pc-1") and is_online(found, "local"), both, 60, every=0.5)
-        assert {model["id"] for model in found.api("GET", "models")["items"]} == {"kept", "idle"}
+        assert {model["id"] for model in found.api("GET", "models")["items"]} == {"survivor", "idle"}
         fencing = found.api("GET", "fencing")
         assert not fencing["fenced"]
         assert fencing["epoch"] > 1
