@@ -70,7 +70,7 @@ def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheel
         assert fencing["epoch"] > 1
         names = {row["name"] for row in found.api("GET", "keys")["items"]}
         assert "made after the backup" not in names
-        assert not (found.data / "takeover").exists()
+        until(lambda: not (found.data / "takeover").exists(), "the request of the takeover to go", 30)
         line = next(row for row in found.api("GET", "audit?max=200")["items"] if row["action"] == "restore")
         assert line["actor"] == "system:restore"
     finally:
