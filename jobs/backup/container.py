@@ -32,7 +32,8 @@ _PIECE_BYTES = 256 * 1024
 _DIGEST_BYTES = 64
 _MOST_LINE_BYTES = 8 * 1024**2
 # All that the standard library raises for archives that are not what they say.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError)
+_ENCRYPTED = 0x1
 
 
 class _Document(BaseModel):
@@ -212,6 +213,8 @@ def _manifest(archive: zipfile.ZipFile) -> BackupManifest:
     if len(found) != len(archive.infolist()) or MANIFEST not in found or found.keys() - _MOST_BYTES.keys():
         raise BackupUnsuitable("This is not a backup of Mirbad: its parts have other names.")
     for name, info in found.items():
+        if info.flag_bits & _ENCRYPTED:
+            raise BackupUnsuitable(f"The part {name} is encrypted by ZIP, which no backup of Mirbad is.")
         if info.file_size > _MOST_BYTES[name]:
             raise BackupUnsuitable(f"The part {name} says that it has {info.file_size} bytes, which is too many.")
     with archive.open(MANIFEST) as opened_part:

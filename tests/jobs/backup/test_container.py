@@ -248,3 +248,11 @@ def test_other_files_are_no_backup(tmp_path, text):
     for given in (text, with_digest(text + b"0" * 64)):
         with pytest.raises(BackupUnsuitable, match="is not a backup"):
             verify(tmp_path, given)
+
+
+def test_an_archive_that_zip_encrypted_is_refused(tmp_path):
+    text = bytearray(archive(parts_of(backup("a"))))
+    place = text.index(b"PK\x01\x02") + 8  # the flags in the central directory
+    text[place] |= 1
+    with pytest.raises(BackupUnsuitable, match="is encrypted by ZIP"):
+        verify(tmp_path, with_digest(bytes(text)))
