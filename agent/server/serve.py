@@ -14,7 +14,7 @@ from aiohttp import web
 from agent import __version__, models_root
 from agent.capability import read_capabilities
 from agent.clock import boot_id
-from agent.common import listening
+from agent.common import heap, listening
 from agent.config import AgentConfig
 from agent.deliveries.pulls import ImagePulls
 from agent.downloads import DownloadManager
@@ -160,6 +160,7 @@ class Server:
             self._loop(self._tell_status(), "status"),
             self._loop(self._watch_capabilities(), "capabilities"),
             self._loop(self._watch_identity(), "identity"),
+            self._loop(_trim_heap(), "heap"),
         ]
         if self._probes.background is not None:
             self._loops.append(self._loop(self._guarded(self._probes.background), "measuring"))
@@ -302,6 +303,12 @@ class Server:
             self._relay.cut()
         log.info("the identity was replaced; key fingerprint (SPKI SHA-256): %s", in_groups(fresh.spki))
         return True
+
+
+async def _trim_heap() -> None:
+    while True:
+        await asyncio.sleep(heap.TRIM_EVERY_SECONDS)
+        await asyncio.to_thread(heap.trim)
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:

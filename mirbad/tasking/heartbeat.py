@@ -1,13 +1,18 @@
-"""Heartbeats of the master's processes: a Redis key with a life of 15 seconds each, renewed by a thread."""
+"""Heartbeats of the master's processes: a Redis key with a life of 15 seconds each, renewed by a thread.
+
+The thread trims the heap of its process, too.
+"""
 
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import redis
 import structlog
 
+from agent.common import heap
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Unavailable
 
@@ -50,8 +55,12 @@ class Heartbeat:
     def _run(self) -> None:
         client = connect()
         key = f"{_PREFIX}{self._process}"
+        trimmed = time.monotonic()
         while True:
             self._renew(client, key)
+            if time.monotonic() - trimmed >= heap.TRIM_EVERY_SECONDS:
+                heap.trim()
+                trimmed = time.monotonic()
             if self._stopped.wait(_PERIOD_SECONDS):
                 break
         try:
