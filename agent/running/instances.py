@@ -43,13 +43,17 @@ _SEARCH_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class EngineTarget:
-    """Address of a ready engine, and the key that it requires."""
+    """Address of a ready engine, and the key that it requires.
+
+    `closes_after_stream`: it closes a connection after a chunked response without a word.
+    """
 
     host: str
     port: int
     api_key: str
     model_id: str
     generation: int
+    closes_after_stream: bool = False
 
 
 class EngineInstances:
@@ -328,7 +332,13 @@ class EngineInstances:
             raise AgentError(
                 AgentCode.NOT_READY, f"Instance {instance_id} is {record.state}, not ready.", {"state": record.state}
             )
-        return EngineTarget(*record.address, record.api_key, record.spec.model_id, record.spec.generation)
+        return EngineTarget(
+            *record.address,
+            record.api_key,
+            record.spec.model_id,
+            record.spec.generation,
+            RUNTIMES[record.spec.runtime].closes_after_stream,
+        )
 
     async def log(self, instance_id: str, tail: int, after: int | None, run: int = 0) -> LogSlice:
         """Return the last `tail` lines, or at most as many from the offset `after`. AgentError NOT_FOUND.

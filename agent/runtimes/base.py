@@ -111,6 +111,11 @@ class EngineRuntime(Protocol):
         ...
 
     @property
+    def closes_after_stream(self) -> bool:
+        """True when the engine closes a connection after a stream without `Connection: close` in its response."""
+        ...
+
+    @property
     def container_port(self) -> int:
         """Port on which the engine listens inside a container."""
         ...

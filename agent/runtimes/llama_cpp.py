@@ -57,6 +57,7 @@ class LlamaCpp:
     health_path = "/health"
     report_path = "/props"
     key_variable = "LLAMA_API_KEY"
+    closes_after_stream = True  # cpp-httplib ends a chunked body so, and announces Keep-Alive
     container_port = 8080
 
     def context_in(self, report: Any) -> object:

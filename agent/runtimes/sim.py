@@ -22,6 +22,7 @@ class Sim:
     health_path = "/health"
     report_path = "/v1/models"
     key_variable = "SIM_API_KEY"
+    closes_after_stream = False
     container_port = 8000
 
     def context_in(self, report: Any) -> object:

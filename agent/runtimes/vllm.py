@@ -61,6 +61,7 @@ class Vllm:
     health_path = "/health"
     report_path = "/v1/models"
     key_variable = "VLLM_API_KEY"
+    closes_after_stream = False
     container_port = 8000
 
     def context_in(self, report: Any) -> object:

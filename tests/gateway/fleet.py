@@ -82,6 +82,7 @@ class Instances:
         """Hold one ready instance `p1`, whose engine listens where it does."""
         self.port: int | None = None
         self.ready, self.generation, self.known = True, 1, {"p1"}
+        self.closes_after_stream = False
 
     def view(self, instance_id: str) -> Any:
         if instance_id not in self.known:
@@ -91,7 +92,8 @@ class Instances:
     def target(self, instance_id: str) -> EngineTarget:
         if not self.ready:
             raise AgentError(AgentCode.NOT_READY, "the engine is not ready")
-        return EngineTarget("127.0.0.1", self.port or self.engine.port, ENGINE_KEY, "m", self.generation)
+        port = self.port or self.engine.port
+        return EngineTarget("127.0.0.1", port, ENGINE_KEY, "m", self.generation, self.closes_after_stream)
 
 
 @web.middleware

@@ -9,6 +9,7 @@ from agent.common.http1.client import ConnectFailed
 from agent.wire.base import node_server_name
 from models_app.gateway.pool import NodePool
 from nodes.link.transport import Endpoint, client_context
+from tests.gateway.engine import hello
 from tests.gateway.fleet import ENGINE_KEY, UID, Trust
 
 pytestmark = pytest.mark.e2e
@@ -137,3 +138,36 @@ def test_a_node_with_another_key_gets_no_request(fleet):
     with pytest.raises(Exception, match="closed before the response"):
         fleet.run(ask_as_a_stranger())
     assert fleet.engine.seen == []
+
+
+def test_an_engine_that_closes_after_a_stream_gets_no_request_on_that_connection(fleet):
+    fleet.instances.closes_after_stream = True
+    streamed, peers = set(), []
+
+    async def script(seen):
+        peers.append(seen.writer.get_extra_info("peername"))
+        if seen.writer in streamed:
+            seen.writer.transport.abort()  # as llama.cpp, whose end of the connection comes a moment after the stream
+        elif seen.json.get("stream"):
+            streamed.add(seen.writer)
+            await seen.events(b"data: [DONE]\n\n")
+        else:
+            await hello(seen)
+
+    fleet.engine.script = script
+    bodies = [b'{"stream": true}', b"{}", b"{}", b'{"stream": true}', b"{}"]
+    assert [call(fleet, "v1/chat/completions", data=body)[0] for body in bodies] == [200] * 5
+    assert peers[1] == peers[2] == peers[3], "others are used again"
+    assert len(set(peers)) == 3
+
+
+def test_an_engine_that_keeps_connections_after_a_stream_gets_the_next_request_on_it(fleet):
+    peers = []
+
+    async def script(seen):
+        peers.append(seen.writer.get_extra_info("peername"))
+        await seen.events(b"data: [DONE]\n\n")
+
+    fleet.engine.script = script
+    assert [call(fleet, "v1/chat/completions")[0] for _ in range(3)] == [200] * 3
+    assert len(set(peers)) == 1

@@ -186,6 +186,11 @@ class ClientConnection(asyncio.Protocol):
         )
 
     @property
+    def is_chunked(self) -> bool:
+        """Return whether the body of the present response arrives in chunks."""
+        return any(name == b"transfer-encoding" for name, _ in self.headers)
+
+    @property
     def done(self) -> bool:
         """Return whether the whole response has arrived; it is also read once `take` returns b""."""
         return self._state == "done"

@@ -1,14 +1,18 @@
 """A real engine with a real model: llama.cpp from the wheel, SmolLM2 from its package."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from agent.common.http1.client import ClientConnection
 from agent.errors import AgentError
 from agent.running import EngineTarget
+from agent.server.relay import EnginePool
 from agent.wire.capability import Runtime
 from agent.wire.errors import AgentCode
 from agent.wire.instances import InstanceState, SourceSpec
@@ -66,6 +70,32 @@ async def test_a_real_model_loads_and_streams_with_usage(node: Node, model: Sour
     assert any("listening" in line for line in slice_.lines)
     await node.instances.stop("i1", 5.0)
     await node.until("i1", InstanceState.EXITED)
+
+
+async def test_a_request_right_after_a_stream_gets_its_response(node: Node, model: SourceSpec) -> None:
+    await node.instances.launch("i1", "op1", llama(model, args=("--parallel", "1")))
+    await node.until("i1", InstanceState.READY, seconds=60)
+    target, engines = node.instances.target("i1"), EnginePool(asyncio.get_running_loop())
+    start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: engine\r\nAuthorization: Bearer {target.api_key}\r\n"
+    statuses, lengths = [], []
+    for turn in range(30):
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "stream": turn % 2 == 0}
+        body = json.dumps(asked).encode()
+        connection = engines.take(target) or await engines.connect(target)
+        connection.begin(f"{start}Content-Length: {len(body)}\r\n\r\n".encode(), body)
+        await connection.head(30)
+        statuses.append(connection.status)
+        parts = [data async for data in _pieces(connection)]
+        lengths.append(len(b"".join(parts)))
+        engines.release(target, connection)
+    engines.close()
+    assert statuses == [200] * 30
+    assert min(lengths) > 100
+
+
+async def _pieces(connection: ClientConnection) -> AsyncIterator[bytes]:
+    while data := await connection.read(30):
+        yield data
 
 
 async def test_metrics_completions_and_embeddings_are_served(node: Node, model: SourceSpec) -> None:
