@@ -112,8 +112,8 @@ class EnginePool:
     def release(self, target: EngineTarget, connection: ClientConnection) -> None:
         """Keep a connection whose response has ended, or close it.
 
-        The next request on one that the engine is about to close would be lost, and nobody could tell whether the engine
-        had received it.
+        The next request on one that the engine is about to close would be lost, and nobody could tell whether the
+        engine had received it.
         """
         if target.closes_after_stream and connection.is_chunked:
             connection.abort()
