@@ -101,8 +101,8 @@ TARGETS = (
             "tests/agent/engines/test_start_slots.py",
         ),
     ),
-    Target("agent/common/formats/gguf.py", _FORMATS),
-    Target("agent/common/formats/pickles.py", ("tests/models_app/test_artifacts.py",)),
+    Target("agent/common/formats/gguf.py", ("tests/agent/common/test_gguf.py", *_FORMATS)),
+    Target("agent/common/formats/pickles.py", ("tests/agent/common/test_pickles.py",)),
     Target("agent/common/formats/safetensors.py", _HEADERS),
     Target(
         "agent/common/http1/client.py",
@@ -126,5 +126,5 @@ TARGETS = (
         "agent/common/strict_json.py",
         ("tests/agent/common/test_strict_json.py", "tests/api/test_parsers.py", "tests/nodes/test_body.py"),
     ),
-    Target("agent/common/tls_pins.py", ("tests/nodes/test_pins.py",)),
+    Target("agent/common/tls_pins.py", ("tests/agent/common/test_tls_pins.py", "tests/nodes/test_pins.py")),
 )

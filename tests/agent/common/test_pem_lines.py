@@ -91,5 +91,8 @@ def test_the_short_last_line_of_a_block_without_its_end_is_masked(last):
     assert redact_lines(["x " + "Q" * 64, "x " + last, "x " + "words"]) == [f"x {MASK}", f"x {MASK}", "x words"]
 
 
-def test_what_stands_before_a_line_of_a_block_may_hold_tabs_and_spaces():
+def test_a_prefix_of_a_line_of_a_block_may_hold_tabs_and_spaces():
+    line = "Ab/+" * 16  # which only its place in a block gives away
+    for prefix in ("a\tb\t", "a b\tc ", "a b\tc d\t", "a\tb c\td "):
+        assert redact_lines([prefix + line]) == [prefix + MASK]
     assert redact_lines([f"a\tb\t{'Q' * 64}", f"a b\tc {'Q' * 64}"]) == [f"a\tb\t{MASK}", f"a b\tc {MASK}"]
