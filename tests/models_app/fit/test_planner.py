@@ -283,6 +283,27 @@ def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order
     assert cards_for(request(shape=big), several) == ("GPU-1", "GPU-3")
 
 
+def test_the_chosen_cards_stay_in_the_order_of_the_node() -> None:
+    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    node = machine("n", card(0, 23, models=2), card(1, 23, models=3), card(2, 22, models=1))
+    assert cards_for(request(shape=big), node) == ("GPU-0", "GPU-2")
+
+
+LOST_DISK = {
+    "warnings": ("The fan is slow.", "The models disk is another one."),
+    "warning_codes": ("node_warning", "models_root_changed"),
+}
+
+
+def test_a_node_without_its_models_disk_takes_no_model_with_weights() -> None:
+    node = machine("n", card(0, 23), caps=LOST_DISK)
+    assert reject(request(), node) == Rejection("n", "models_root_changed", "Node 'n': The models disk is another one.")
+    assert reject(request(runtime="llama.cpp"), node).code == "models_root_changed"
+    assert reject(request(runtime="sim", delivery="process"), node) is None, "a simulated engine reads none"
+    slow = machine("n", card(0, 23), caps={name: values[:1] for name, values in LOST_DISK.items()})
+    assert reject(request(), slow) is None
+
+
 def test_llama_cpp_in_a_container_runs_on_cards() -> None:
     found = plan(request(runtime="llama.cpp"), [machine("n", card(0, 23))])
     assert order(found) == [("n", ("GPU-0",))]
