@@ -7,6 +7,13 @@ EXPLAINED: dict[str, dict[str, str]] = {
             "without a field, the first column is the key"
         ),
     },
+    "agent/common/formats/gguf.py": {
+        '- reader.order, version = ">", int.from_bytes(struct.pack("<I", version), "big")\n'
+        '+ reader.order, version = ">", int.from_bytes(struct.pack("<I", version), )': "big is the default",
+        '- form = _BLOCKS.get(reader.number("I"))\n+ form = _BLOCKS.get(reader.number("i"))': (
+            "a type with its highest bit set is as unknown as a negative one"
+        ),
+    },
     "nodes/enrollment/limits.py": {
         "- return str(ipaddress.ip_network((parsed, 64), strict=False))\n"
         "+ return str(ipaddress.ip_network((parsed, 64), strict=None))": "None is as false as False",

@@ -120,7 +120,9 @@ def test_versions_2_and_3_are_read_in_either_order_of_bytes(version: int, order:
     assert gguf.parse(io.BytesIO(data)).values == {"x": 258}
 
 
-@pytest.mark.parametrize(("order", "version"), [("<", 0), ("<", 1), ("<", 4), (">", 1), (">", 4), ("<", 0x30003)])
+@pytest.mark.parametrize(
+    ("order", "version"), [("<", 0), ("<", 1), ("<", 4), (">", 1), (">", 4), (">", 128), ("<", 0x30003)]
+)
 def test_another_version_is_named(order: str, version: int) -> None:
     with pytest.raises(BadGguf, match=f"^GGUF version {version} is not known here\\.$"):
         gguf.parse(io.BytesIO(b"GGUF" + struct.pack(f"{order}I", version) + REST))
@@ -162,6 +164,29 @@ def test_a_count_beyond_its_bound_is_refused_before_anything_is_read(
     assert str(caught.value) == sentence
     with pytest.raises(CutShort, match=r"^The file is cut short in its header\.$"):
         gguf.parse(most)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (file(key_count=2**64 - 1), "The header has more keys than any may have."),
+        (file(tensor_count=2**64 - 1), "The header has more tensors than any may have."),
+        (file(items("x", U8, 2**64 - 1)), "A list in the header is longer than any may be."),
+        (file(struct.pack("<Q", 2**64 - 1)), "A text in the header is longer than any may be."),
+        (
+            file(tensors=(text("x") + struct.pack("<I", 2**32 - 1),)),
+            "A tensor has more dimensions than any may have.",
+        ),
+        (file(text("x") + struct.pack("<I", 2**32 - 1)), "The header holds a value of the unknown type 4294967295."),
+        (file(items("x", 2**32 - 1, 0)), "The header holds a list of the unknown type 4294967295."),
+        (io.BytesIO(b"GGUF" + b"\xff" * 4), "GGUF version 4294967295 is not known here."),
+    ],
+    ids=["keys", "tensors", "list", "text", "dimensions", "type", "type of a list", "version"],
+)
+def test_a_number_with_its_highest_bit_set_is_large_and_not_negative(data: io.BytesIO, sentence: str) -> None:
+    with pytest.raises(BadGguf) as caught:
+        gguf.parse(data)
+    assert str(caught.value) == sentence
 
 
 def large(path: Path, size: int) -> Path:
@@ -218,8 +243,8 @@ def test_a_description_ends_before_the_vocabulary() -> None:
         "tokenizer.ggml.model": "gpt2",
     }
     assert gguf.general(file(word("x", "y"))) == {"x": "y"}
-    with pytest.raises(BadGguf, match="unknown type 13"):
-        gguf.general(file(text("x") + struct.pack("<I", 13)))
+    with pytest.raises(BadGguf, match="unknown type 4294967295"):
+        gguf.general(file(text("x") + struct.pack("<I", 2**32 - 1)))
 
 
 def test_a_tensor_takes_whole_blocks() -> None:
@@ -250,6 +275,7 @@ def test_one_tensor_of_an_unknown_type_makes_every_sum_unknown() -> None:
 def test_a_sum_that_no_model_has_is_unknown() -> None:
     assert sizes(tensor("a", TENSOR_I8, 2**62 - 1)) == (2**62 - 1, 0, 0)
     assert sizes(tensor("a", TENSOR_I8, 2**62)) == (None, None, None)
+    assert sizes(tensor("a", TENSOR_I8, 2**64 - 1)) == (None, None, None)
     assert gguf.parse(file()).tensor_bytes == 0
 
 
