@@ -118,7 +118,7 @@ def consider(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> 
     if rejection := reject(request, machine):
         return rejection
     if _wants_cards(request, machine):
-        return _on_cards(request, machine, estimates)
+        return _on_cards(machine, estimates)
     return _on_host(request, machine, estimates)
 
 
@@ -187,7 +187,7 @@ def cards_for(request: PlanRequest, machine: Machine) -> tuple[str, ...]:
     if not _wants_cards(request, machine) or not machine.kinds:
         return ()
     estimates = _EstimateCache(request)
-    found = _on_cards(request, machine, estimates.on)
+    found = _on_cards(machine, estimates.on)
     if isinstance(found, Candidate):
         return found.gpu_uuids
     cards = max(machine.kinds.values(), key=len)
@@ -220,7 +220,7 @@ def _on_host(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> 
     return _candidate(machine, (), verdict, need, rate)
 
 
-def _on_cards(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
+def _on_cards(machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
     kinds = machine.kinds
     if not kinds:
         reasons = " ".join(dict.fromkeys(card.problem for card in machine.cards))
@@ -292,7 +292,7 @@ def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejectio
 def _candidate(
     machine: Machine, cards: Sequence[FleetCard], verdict: FitVerdict, need: Estimate, rate: float | None
 ) -> Candidate:
-    left = min((line.left for line in verdict.lines if line.left is not None), default=0)
+    left = min(line.left for line in verdict.lines if line.left is not None)
     models = max((card.models for card in cards), default=machine.models)
     rank = (
         int(verdict.state is FitState.TIGHT),

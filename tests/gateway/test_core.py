@@ -94,6 +94,7 @@ def test_only_listed_endpoints_are_served(method, path, expected):
         assert refusal.status == expected
         allowed = {405: b"GET" if path.startswith("/v1/models") else b"POST"}.get(expected)
         assert dict(refusal.headers()).get(b"allow") == allowed
+        assert (core.MODELS_PATH if allowed == b"GET" else path) in refusal.message
 
 
 def test_a_model_that_the_key_may_not_use_does_not_exist_for_it():

@@ -28,6 +28,7 @@ KEY = [(b"authorization", b"Bearer ssk_abc")]
         ("/v1", "/v1"),
         ("/v1/", "/v1"),
         ("/v1/models/a/b", "/v1/models/a/b"),
+        ("/v1/models/MAX/", "/v1/models/MAX"),
         ("/", ""),
     ],
 )

@@ -14,6 +14,16 @@ EXPLAINED: dict[str, dict[str, str]] = {
             "a type with its highest bit set is as unknown as a negative one"
         ),
     },
+    "models_app/gateway/usage.py": {
+        "- self._skipping = False\n+ self._skipping = None": "None is as false as False",
+    },
+    "models_app/placement/planner.py": {
+        "- def __call__(self, cards: int, *, shares_memory: bool = False) -> Estimate:\n"
+        "+ def __call__(self, cards: int, *, shares_memory: bool = True) -> Estimate:": "a Protocol never runs",
+        '- worst: Rejection | None = None\n+ worst: Rejection | None = ""': (
+            "it is replaced before it is read: there is a kind of card, and one card of it is tried"
+        ),
+    },
     "nodes/enrollment/limits.py": {
         "- return str(ipaddress.ip_network((parsed, 64), strict=False))\n"
         "+ return str(ipaddress.ip_network((parsed, 64), strict=None))": "None is as false as False",

@@ -56,7 +56,7 @@ TARGETS = (
     Target(
         "models_app/placement/multi_node.py", ("tests/models_app/test_multi_node.py", "tests/jobs/test_replicas.py")
     ),
-    Target("models_app/placement/planner.py", _PLACING),
+    Target("models_app/placement/planner.py", ("tests/models_app/fit/test_planner.py",)),
     Target(
         "models_app/placement/gpu_conditions.py",
         ("tests/models_app/test_registry.py", "tests/models_app/test_feasible.py", "tests/models_app/test_running.py"),

@@ -159,6 +159,23 @@ def test_shared_memory_is_one_budget() -> None:
     assert order(plan(little, [shared])) == [("spark", ())]
 
 
+def test_memory_is_shared_with_a_gpu_only_where_an_engine_uses_one() -> None:
+    shared = machine(
+        "spark", has_gpu_with_shared_memory=True, caps={"memory_model": MemoryModel.UNIFIED}, bytes_per_second=10**9
+    )
+    plain = machine("plain", bytes_per_second=10**9)
+    for runtime, node, shares in (
+        ("llama.cpp", shared, True), ("llama.cpp", plain, False), ("sim", shared, False), ("sim", plain, False),
+    ):  # fmt: skip
+        wanted = request(runtime=runtime, delivery="process")
+        best = plan(wanted, [node]).best
+        assert best is not None
+        assert best.estimate == estimate(SHAPE, wanted.plan.on(0, shares_memory=shares))
+        assert (best.tokens_per_second is None) is ((runtime, node) != ("llama.cpp", plain)), (
+            "only an engine on the processor is as slow as the memory"
+        )
+
+
 def test_equal_places_come_in_the_order_of_their_names() -> None:
     nodes = [machine(name, card(0, 23)) for name in ("c", "a", "b")]
     assert [candidate.node_id for candidate in plan(request(), nodes).candidates] == ["a", "b", "c"]
@@ -271,6 +288,10 @@ def test_without_any_place_the_cards_that_it_would_get_are_those_with_most_room(
     assert cards_for(request(runtime="sim", delivery="process"), node) == ()
     assert cards_for(request(), machine("n")) == ()
     assert cards_for(request(), machine("n", card(0, 23, problem="Lost."))) == ()
+    full = [card(number, 1) for number in range(5)]
+    assert cards_for(request(), machine("n", *full)) == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    mixed = machine("n", card(0, 5, name="A"), card(1, 1, name="B"), card(2, 1, name="B"), card(3, 9, name="C"))
+    assert cards_for(request(), mixed) == ("GPU-1", "GPU-2"), "the most cards of one kind"
 
 
 def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order() -> None:
