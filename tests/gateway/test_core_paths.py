@@ -7,7 +7,7 @@ import pytest
 
 from models_app.gateway import core
 from models_app.gateway.table import NodeState, RouteState
-from tests.gateway.tables import model, route, table
+from tests.gateway.tables import model, refusal_of, route, table
 
 pytestmark = pytest.mark.unit
 
@@ -98,6 +98,13 @@ def test_the_right_address_is_named():
     assert "/v1/chat/completions" in found.message
 
 
+def test_a_wrong_path_below_v1_is_told_the_right_one():
+    found = refusal_of(core.endpoint, "POST", "/v1/openai/embeddings")
+    assert (found.status, found.code) == (404, "unknown_url")
+    assert "'/v1/openai/embeddings'" in found.message
+    assert "/v1/embeddings" in found.message
+
+
 @pytest.mark.parametrize(
     ("headers", "origins", "expected"),
     [
@@ -134,6 +141,13 @@ def test_a_preflight_is_answered_with_the_names_that_it_asks_for(names, allowed)
         (b"access-control-allow-headers", allowed),
         (b"access-control-max-age", b"600"),
     ]
+
+
+def test_a_preflight_that_names_no_headers_may_send_those_of_every_client():
+    headers = {b"origin": OWN, b"access-control-request-method": b"GET"}
+    assert dict(core.preflight_headers(headers, ALLOWED))[b"access-control-allow-headers"] == (
+        b"authorization, content-type, x-api-key"
+    )
 
 
 def test_a_preflight_of_another_origin_is_not_allowed_anything() -> None:
