@@ -167,9 +167,9 @@ def _reject_image(request: PlanRequest, machine: Machine) -> Rejection | None:
     known = machine.facts.capabilities
     if request.delivery != Delivery.CONTAINER or known is None:
         return None
-    image, digest = (
-        (request.image, request.image_digest) if request.image else machine.images.get(request.runtime, ("", ""))
-    )
+    image, digest = request.image, request.image_digest
+    if not image:
+        image, digest = machine.images.get(request.runtime, ("", ""))
     if not image:
         text = f"The model has no image, and node {machine.node_id!r} has no default image."
         return Rejection(machine.node_id, "image_missing", text)

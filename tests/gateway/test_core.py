@@ -206,6 +206,7 @@ def test_a_ready_model_is_ready_and_one_that_is_placed_nowhere_says_so():
     assert core.is_ready(table(model(route())), model(route()))
     assert core.state_of(table(model(route())), model(route())) == "ready"
     assert core.state_of(table(), model()) == "not_placed"
+    assert "'m'" in core.no_route_error(table(), model()).message
 
 
 def test_a_paused_model_is_in_maintenance_before_its_node_is_looked_at():

