@@ -53,6 +53,12 @@ def test_the_smallest_hole_that_is_enough_is_taken_so_that_large_ones_stay() -> 
     assert order(found)[0] == ("small", ("GPU-0",))
 
 
+def test_nodes_whose_gaps_differ_by_less_than_a_gib_count_as_equal() -> None:
+    found = plan(request(), [machine("b", card(0, 22.1)), machine("a", card(0, 22.4)), machine("c", card(0, 21.9))])
+    assert [candidate.node_id for candidate in found.candidates] == ["c", "a", "b"]
+    assert [candidate.rank[-1] for candidate in found.candidates] == [3, 4, 4]
+
+
 def test_fewer_models_go_before_a_smaller_hole() -> None:
     found = plan(request(), [machine("a", card(0, 19, models=2), card(1, 23))])
     assert order(found) == [("a", ("GPU-1",))]
