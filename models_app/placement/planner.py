@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent.common import image_rules, reason
+from agent.common import budget, image_rules, reason
 from agent.wire.capability import Delivery, MemoryModel, Runtime
 from mirbad.kernel.sizes import size
 from models_app.fit import Estimate, ModelShape, ServePlan, estimate
@@ -224,7 +224,7 @@ def _on_cards(machine: Machine, estimates: EstimateFor) -> Candidate | Rejection
     kinds = machine.kinds
     if not kinds:
         reasons = " ".join(dict.fromkeys(card.problem for card in machine.cards))
-        text = f"Node {machine.node_id!r} has no usable GPU now. {reasons}".rstrip()
+        text = f"Node {machine.node_id!r} has no usable GPU now. {reasons}"
         return Rejection(machine.node_id, "gpus_required", text)
     best: Candidate | None = None
     worst: Rejection | None = None
@@ -254,28 +254,22 @@ def _counts(most: int) -> Sequence[int]:
 
 
 def _smallest_holes(cards: Sequence[FleetCard], count: int, need: Estimate) -> tuple[FleetCard, ...]:
-    """Choose `count` cards.
+    """Choose `count` cards of one kind.
 
     Those with the fewest models and the least free memory that is enough; without enough such cards, those with the
     most free memory.
     """
 
-    def required(card: FleetCard) -> int | None:
-        if need.gpu_bytes is None:
-            return None
-        claimed = int(need.claim * card.capacity.total) if need.claim and card.capacity.total else 0
-        return max(need.gpu_bytes, claimed)
+    def rank(at: int) -> tuple[int, ...]:
+        usable, required = cards[at].capacity.usable, None
+        if need.gpu_bytes is not None:
+            required = budget.required(need.gpu_bytes, need.claim, cards[at].capacity.total)
+        if usable is None or required is None or usable < required:
+            return (1, -(usable or 0))
+        return (0, cards[at].models, (usable - required) // _STEP)
 
-    roomy = [
-        (card.models, (usable - (least or 0)) // _STEP, at, card)
-        for at, card in enumerate(cards)
-        if (usable := card.capacity.usable) is not None and (least := required(card)) is not None and usable >= least
-    ]
-    if len(roomy) >= count:
-        roomy.sort(key=lambda item: item[:3])
-        return tuple(item[3] for item in sorted(roomy[:count], key=lambda item: item[2]))
-    largest = sorted(range(len(cards)), key=lambda at: -(cards[at].capacity.usable or 0))[:count]
-    return tuple(cards[at] for at in sorted(largest))
+    chosen = sorted(range(len(cards)), key=rank)[:count]
+    return tuple(cards[at] for at in sorted(chosen))
 
 
 def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejection | None:

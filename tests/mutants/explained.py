@@ -22,6 +22,9 @@ EXPLAINED: dict[str, dict[str, str]] = {
     },
     "models_app/gateway/usage.py": {
         "- self._skipping = False\n+ self._skipping = None": "None is as false as False",
+        "- position = text.rfind(_MARK, 0, position)\n+ position = text.rfind(_MARK, None, position)": (
+            "None is the start, too"
+        ),
     },
     "models_app/placement/planner.py": {
         "- def __call__(self, cards: int, *, shares_memory: bool = False) -> Estimate:\n"
@@ -34,6 +37,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         '+ image, digest = machine.images.get(request.runtime, ("", "XXXX"))': (
             "without an image its digest is not looked at"
         ),
+        "- return (1, -(usable or 0))\n+ return (1, -(usable or 1))": "no card is better by one byte",
         '- worst: Rejection | None = None\n+ worst: Rejection | None = ""': (
             "it is replaced before it is read: there is a kind of card, and one card of it is tried"
         ),

@@ -290,6 +290,9 @@ def test_two_four_eight_and_sixteen_cards_work_as_one_and_no_other_number() -> N
 def test_without_any_place_the_cards_that_it_would_get_are_those_with_most_room() -> None:
     node = machine("n", card(0, 1), card(1, 5), card(2, 3))
     assert cards_for(request(), node) == ("GPU-1", "GPU-2")
+    assert cards_for(request(), machine("n", card(0, None), card(1, 3), card(2, 5))) == ("GPU-1", "GPU-2")
+    unknown = request(shape=ModelShape(problems=(("weights", "The hub is silent."),)))
+    assert cards_for(unknown, node) == ("GPU-1", "GPU-2")
     assert cards_for(request(), machine("n", card(0, 23), card(1, 19))) == ("GPU-1",)
     assert cards_for(request(runtime="sim", delivery="process"), node) == ()
     assert cards_for(request(), machine("n")) == ()
@@ -305,6 +308,11 @@ def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order
     assert cards_for(request(), machine("n", card(0, 22.1), card(1, 22.4))) == ("GPU-0",), (
         "less than 1 GiB counts as equal"
     )
+    assert cards_for(request(), machine("n", card(0, 23, models=1), card(1, 18))) == ("GPU-1",), "18 GiB are enough"
+    assert cards_for(request(), machine("n", card(0, 23, models=1), card(1, 17.9))) == ("GPU-0",)
+    fraction = request("--gpu-memory-utilization", "0.73")  # 17.52 GiB, so 1.98 and 1.88 would remain
+    assert cards_for(fraction, machine("n", card(0, 19.5), card(1, 19.4))) == ("GPU-0",)
+    assert cards_for(fraction, machine("n", card(0, 19.6), card(1, 19.4))) == ("GPU-1",)
     big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
     several = machine("n", card(0, 23), card(1, 20), card(2, 23), card(3, 20))
     assert cards_for(request(shape=big), several) == ("GPU-1", "GPU-3")
