@@ -278,7 +278,7 @@ def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejectio
         return Rejection(machine.node_id, code, verdict.reasons[0])
     if verdict.state is FitState.UNKNOWN:
         reason = verdict.reasons[0] if verdict.reasons else "the memory that the model needs is unknown."
-        text = f"Fit unknown ({reason.rstrip('.')}); choose the node yourself, or set a memory budget."
+        text = f"Fit unknown ({reason.removesuffix('.')}); choose the node yourself, or set a memory budget."
         return Rejection(machine.node_id, "fit_unknown", text)
     return None
 

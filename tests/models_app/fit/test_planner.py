@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from agent.wire.capability import Delivery, GpuCapability, MemoryModel, Runtime, RuntimeCapability
-from models_app.fit import ModelShape, estimate, serve_plan
+from models_app.fit import Estimate, ModelShape, estimate, serve_plan
 from models_app.fit.shape import CacheGroup
 from models_app.fit.verdict import Capacity, FitState
 from models_app.placement import planner
 from models_app.placement.feasible import NodeFacts
 from models_app.placement.fleet import FleetCard, Machine
-from models_app.placement.planner import PlanRequest, Rejection, cards_for, plan, reject, reject_node
+from models_app.placement.planner import PlanRequest, Rejection, cards_for, consider, plan, reject, reject_node
 from tests.models_app.things import GIB, capabilities
 
 pytestmark = pytest.mark.unit
@@ -74,13 +74,13 @@ def test_a_node_that_has_the_weights_goes_first() -> None:
 
 
 def test_one_card_goes_before_two_and_two_only_where_one_is_not_enough() -> None:
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     found = plan(request(shape=big), [machine("two", card(0, 23), card(1, 23)), machine("one", card(0, 46, total=48))])
     assert order(found) == [("one", ("GPU-0",)), ("two", ("GPU-0", "GPU-1"))]
 
 
 def test_only_equal_cards_work_as_one() -> None:
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     mixed = machine("mixed", card(0, 23), card(1, 23, name="RTX 3090"), card(2, 15, total=16))
     found = plan(request(shape=big), [mixed])
     assert found.best is None
@@ -155,6 +155,65 @@ def test_llama_cpp_of_the_agent_runs_on_the_processor_and_an_own_server_on_cards
     assert places == {"wheel": (), "own": ("GPU-0",)}
     rate = next(candidate for candidate in found.candidates if candidate.node_id == "wheel").tokens_per_second
     assert rate == pytest.approx(1 / (14 * GIB / (0.68 * 40e9) + 0.005))
+
+
+def test_the_version_of_the_same_runtime_and_delivery_tells_whose_llama_cpp_it_is() -> None:
+    def offer(runtime: Runtime, delivery: Delivery, version: str | None) -> RuntimeCapability:
+        return RuntimeCapability(runtime=runtime, delivery=delivery, available=True, version=version)
+
+    others = (
+        offer(Runtime.LLAMA_CPP, Delivery.CONTAINER, "b7100"),
+        offer(Runtime.SIM, Delivery.PROCESS, "1"),
+        offer(Runtime.LLAMA_CPP, Delivery.PROCESS, None),
+    )
+    wanted = request(runtime="llama.cpp", delivery="process")
+    assert order(plan(wanted, [machine("own", card(0, 23), caps={"runtimes": others})])) == [("own", ("GPU-0",))]
+    without = machine("n", card(0, 23), caps={"runtimes": others[:2]})
+    assert reject(wanted, without).code == "runtime_unavailable"
+
+
+def test_a_node_without_cards_of_their_own_memory_is_a_host() -> None:
+    small = request("--gpu-memory-utilization", "0.5")
+    shared = machine("n", card(0, 23), caps={"memory_model": MemoryModel.UNIFIED})
+    bare = machine("n", caps={"memory_model": MemoryModel.DISCRETE})
+    assert order(plan(small, [shared])) == [("n", ())]
+    assert order(plan(request(runtime="llama.cpp"), [bare])) == [("n", ())]
+    assert (cards_for(small, shared), cards_for(small, bare)) == ((), ())
+
+
+def test_a_node_that_has_not_reported_yet_is_rejected_with_that_reason() -> None:
+    node = machine("n", card(0, 23))
+    silent = replace(node, facts=replace(node.facts, capabilities=None))
+    (rejection,) = plan(request(), [silent]).rejections
+    assert rejection.code == "runtime_unavailable"
+    assert rejection.message == "Node 'n' has not reported its runtimes yet; try again in a moment."
+    assert cards_for(request(), silent) == ()
+
+
+def test_settings_that_an_engine_refuses_go_before_a_lack_of_memory() -> None:
+    odd = request(shape=replace(SHAPE, weights_bytes=28 * GIB, attention_heads=31))
+    (rejection,) = plan(odd, [machine("n", card(0, 23), card(1, 23))]).rejections
+    assert (rejection.code, rejection.message) == (
+        "tensor_parallel_mismatch",
+        "vLLM splits attention heads evenly: 31 cannot be split over 2 GPUs.",
+    )
+
+
+def test_a_need_that_is_unknown_without_a_reason_is_said_so() -> None:
+    def silent(cards: int, *, shares_memory: bool = False) -> Estimate:
+        return replace(estimate(SHAPE, serve_plan("vllm").on(cards)), gpu_bytes=None, reasons=())
+
+    assert consider(request(), machine("n", card(0, 23)), silent) == Rejection(
+        "n",
+        "fit_unknown",
+        "Fit unknown (the memory that the model needs is unknown); choose the node yourself, or set a memory budget.",
+    )
+
+
+def test_each_kind_of_card_is_tried_and_the_first_of_equal_ones_stays() -> None:
+    found = plan(request(), [machine("n", card(0, 15, total=16, name="T4"), card(1, 23))])
+    assert order(found) == [("n", ("GPU-1",))]
+    assert order(plan(request(), [machine("n", card(0, 23, name="B"), card(1, 23, name="A"))])) == [("n", ("GPU-0",))]
 
 
 def test_shared_memory_is_one_budget() -> None:
@@ -272,9 +331,7 @@ def test_an_agent_that_cannot_assign_gpus_is_rejected_before_any_are_chosen() ->
 
 def test_two_four_eight_and_sixteen_cards_work_as_one_and_no_other_number() -> None:
     def sized(weights: int) -> ModelShape:
-        return ModelShape(
-            **{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": weights * GIB}
-        )
+        return replace(SHAPE, weights_bytes=weights * GIB)
 
     def cards_of(weights: int, count: int) -> list[int]:
         large = Capacity("Host memory", "", 512 * GIB, 500 * GIB, 4 * GIB)
@@ -313,13 +370,13 @@ def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order
     fraction = request("--gpu-memory-utilization", "0.73")  # 17.52 GiB, so 1.98 and 1.88 would remain
     assert cards_for(fraction, machine("n", card(0, 19.5), card(1, 19.4))) == ("GPU-0",)
     assert cards_for(fraction, machine("n", card(0, 19.6), card(1, 19.4))) == ("GPU-1",)
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     several = machine("n", card(0, 23), card(1, 20), card(2, 23), card(3, 20))
     assert cards_for(request(shape=big), several) == ("GPU-1", "GPU-3")
 
 
 def test_the_chosen_cards_stay_in_the_order_of_the_node() -> None:
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     node = machine("n", card(0, 23, models=2), card(1, 23, models=3), card(2, 22, models=1))
     assert cards_for(request(shape=big), node) == ("GPU-0", "GPU-2")
 
