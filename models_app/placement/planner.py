@@ -265,8 +265,8 @@ def _smallest_holes(cards: Sequence[FleetCard], count: int, need: Estimate) -> t
         if need.gpu_bytes is not None:
             required = budget.required(need.gpu_bytes, need.claim, cards[at].capacity.total)
         if usable is None or required is None or usable < required:
-            return (1, -(usable or 0))
-        return (0, cards[at].models, (usable - required) // _STEP)
+            return (True, -(usable or 0))  # behind every card that has enough
+        return (False, cards[at].models, (usable - required) // _STEP)
 
     chosen = sorted(range(len(cards)), key=rank)[:count]
     return tuple(cards[at] for at in sorted(chosen))

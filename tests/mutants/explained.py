@@ -37,7 +37,8 @@ EXPLAINED: dict[str, dict[str, str]] = {
         '+ image, digest = machine.images.get(request.runtime, ("", "XXXX"))': (
             "without an image its digest is not looked at"
         ),
-        "- return (1, -(usable or 0))\n+ return (1, -(usable or 1))": "no card is better by one byte",
+        "- return (True, -(usable or 0))  # behind every card that has enough\n"
+        "+ return (True, -(usable or 1))  # behind every card that has enough": "no card is better by one byte",
         '- worst: Rejection | None = None\n+ worst: Rejection | None = ""': (
             "it is replaced before it is read: there is a kind of card, and one card of it is tried"
         ),

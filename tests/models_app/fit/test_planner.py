@@ -362,6 +362,7 @@ def test_without_any_place_the_cards_that_it_would_get_are_those_with_most_room(
 
 def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order() -> None:
     assert cards_for(request(), machine("n", card(0, 19, models=1), card(1, 23), card(2, 22))) == ("GPU-2",)
+    assert cards_for(request(runtime="llama.cpp"), machine("n", card(0, 23), card(1, 19))) == ("GPU-1",)
     assert cards_for(request(), machine("n", card(0, 22.1), card(1, 22.4))) == ("GPU-0",), (
         "less than 1 GiB counts as equal"
     )
