@@ -27,7 +27,7 @@ def parse(data: bytes) -> Any:
     _check_depth(data)
     try:
         value = json.loads(
-            data.decode("utf-8"),
+            data.decode(),
             parse_constant=_refuse_constant,
             parse_int=_bounded_int,
             parse_float=_bounded_float,

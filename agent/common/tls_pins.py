@@ -36,7 +36,7 @@ def peer_chain(tls: Any) -> tuple[bytes, ...]:
     A server may find the chain of a client without the client's own certificate.
     """
     if hasattr(tls, "get_unverified_chain"):
-        return tuple(tls.get_unverified_chain() or ())
+        return tuple(tls.get_unverified_chain())
     inner: Any = tls._sslobj  # noqa: SLF001  the only way before Python 3.13
     return tuple(certificate.public_bytes(2) for certificate in inner.get_unverified_chain() or ())
 

@@ -124,7 +124,7 @@ def endpoint(method: str, path: str) -> Literal["models", "model", "relay"]:
 def right_path(path: str) -> str | None:
     """Return the endpoint that a request to `path` was probably meant for, as its last parts say."""
     parts = [part for part in path.split("/") if part]
-    for count in (3, 2, 1):
+    for count in (2, 1):
         meant = "/v1/" + "/".join(parts[-count:])
         if meant in JSON_PATHS or meant in FORM_PATHS or meant == MODELS_PATH:
             return meant
@@ -238,7 +238,7 @@ def trace(headers: Headers) -> list[Header]:
     parent = headers.get(b"traceparent")
     if parent is None or _TRACE.fullmatch(parent) is None:
         number = next(_COUNT)
-        return [(b"traceparent", b"00-%b%016x-%b%08x-00" % (_RUN[:16], number, _RUN[16:24], number & 0xFFFFFFFF))]
+        return [(b"traceparent", b"00-%b%016x-%b%08x-00" % (_RUN[:16], number, _RUN[16:], number & 0xFFFFFFFF))]
     state = headers.get(b"tracestate")
     if state and len(state) <= _TRACE_STATE_BYTES and state.isascii():
         return [(b"traceparent", parent), (b"tracestate", state)]
@@ -261,21 +261,25 @@ def header_lines(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
+def _may_read(origin: bytes, origins: Collection[str]) -> bool:
+    return "*" in origins or origin.decode("latin-1").lower() in origins
+
+
 def cors_headers(headers: Headers, origins: Collection[str]) -> list[Header]:
     """Return the headers that let a page of an allowed origin read the response; none for other clients."""
     origin = headers.get(b"origin")
     if not origins or origin is None:
         return []
     vary = (b"vary", b"origin")
-    if "*" not in origins and origin.decode("latin-1").lower() not in origins:
+    if not _may_read(origin, origins):
         return [vary]
     return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED)]
 
 
 def preflight_headers(headers: Headers, origins: Collection[str]) -> list[Header] | None:
     """Return the headers that a preflight response has beyond `cors_headers`; None for other requests and origins."""
-    allowed = cors_headers(headers, origins)
-    if len(allowed) < 2 or b"access-control-request-method" not in headers:
+    origin = headers.get(b"origin")
+    if origin is None or not _may_read(origin, origins) or b"access-control-request-method" not in headers:
         return None
     names = headers.get(b"access-control-request-headers", b"")
     if not _HEADER_NAMES.fullmatch(names):

@@ -212,7 +212,6 @@ class JsonReader:
     def finish(self) -> bytes:
         """Read the usage. Return nothing more to send."""
         text = b"".join(self._parts)
-        self._parts = []
         if not self._large:
             self._usage = usage_of(_json(text))
             return b""
@@ -243,7 +242,7 @@ class NullReader:
 
 def _leading_json(text: bytes) -> Any:
     try:
-        value, _ = _DECODER.raw_decode(text.decode("utf-8", "replace").lstrip())
+        value, _ = _DECODER.raw_decode(text.decode(errors="replace").lstrip())
     except (ValueError, RecursionError):
         return None
     return value

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agent.common import image_rules, reason
+from agent.common import budget, image_rules, reason
 from agent.wire.capability import Delivery, MemoryModel, Runtime
 from mirbad.kernel.sizes import size
 from models_app.fit import Estimate, ModelShape, ServePlan, estimate
@@ -118,7 +118,7 @@ def consider(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> 
     if rejection := reject(request, machine):
         return rejection
     if _wants_cards(request, machine):
-        return _on_cards(request, machine, estimates)
+        return _on_cards(machine, estimates)
     return _on_host(request, machine, estimates)
 
 
@@ -167,9 +167,9 @@ def _reject_image(request: PlanRequest, machine: Machine) -> Rejection | None:
     known = machine.facts.capabilities
     if request.delivery != Delivery.CONTAINER or known is None:
         return None
-    image, digest = (
-        (request.image, request.image_digest) if request.image else machine.images.get(request.runtime, ("", ""))
-    )
+    image, digest = request.image, request.image_digest
+    if not image:
+        image, digest = machine.images.get(request.runtime, ("", ""))
     if not image:
         text = f"The model has no image, and node {machine.node_id!r} has no default image."
         return Rejection(machine.node_id, "image_missing", text)
@@ -187,7 +187,7 @@ def cards_for(request: PlanRequest, machine: Machine) -> tuple[str, ...]:
     if not _wants_cards(request, machine) or not machine.kinds:
         return ()
     estimates = _EstimateCache(request)
-    found = _on_cards(request, machine, estimates.on)
+    found = _on_cards(machine, estimates.on)
     if isinstance(found, Candidate):
         return found.gpu_uuids
     cards = max(machine.kinds.values(), key=len)
@@ -220,11 +220,11 @@ def _on_host(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> 
     return _candidate(machine, (), verdict, need, rate)
 
 
-def _on_cards(request: PlanRequest, machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
+def _on_cards(machine: Machine, estimates: EstimateFor) -> Candidate | Rejection:
     kinds = machine.kinds
     if not kinds:
         reasons = " ".join(dict.fromkeys(card.problem for card in machine.cards))
-        text = f"Node {machine.node_id!r} has no usable GPU now. {reasons}".rstrip()
+        text = f"Node {machine.node_id!r} has no usable GPU now. {reasons}"
         return Rejection(machine.node_id, "gpus_required", text)
     best: Candidate | None = None
     worst: Rejection | None = None
@@ -254,28 +254,22 @@ def _counts(most: int) -> Sequence[int]:
 
 
 def _smallest_holes(cards: Sequence[FleetCard], count: int, need: Estimate) -> tuple[FleetCard, ...]:
-    """Choose `count` cards.
+    """Choose `count` cards of one kind.
 
     Those with the fewest models and the least free memory that is enough; without enough such cards, those with the
     most free memory.
     """
 
-    def required(card: FleetCard) -> int | None:
-        if need.gpu_bytes is None:
-            return None
-        claimed = int(need.claim * card.capacity.total) if need.claim and card.capacity.total else 0
-        return max(need.gpu_bytes, claimed)
+    def rank(at: int) -> tuple[int, ...]:
+        usable, required = cards[at].capacity.usable, None
+        if need.gpu_bytes is not None:
+            required = budget.required(need.gpu_bytes, need.claim, cards[at].capacity.total)
+        if usable is None or required is None or usable < required:
+            return (True, -(usable or 0))  # behind every card that has enough
+        return (False, cards[at].models, (usable - required) // _STEP)
 
-    roomy = [
-        (card.models, (usable - (least or 0)) // _STEP, at, card)
-        for at, card in enumerate(cards)
-        if (usable := card.capacity.usable) is not None and (least := required(card)) is not None and usable >= least
-    ]
-    if len(roomy) >= count:
-        roomy.sort(key=lambda item: item[:3])
-        return tuple(item[3] for item in sorted(roomy[:count], key=lambda item: item[2]))
-    largest = sorted(range(len(cards)), key=lambda at: -(cards[at].capacity.usable or 0))[:count]
-    return tuple(cards[at] for at in sorted(largest))
+    chosen = sorted(range(len(cards)), key=rank)[:count]
+    return tuple(cards[at] for at in sorted(chosen))
 
 
 def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejection | None:
@@ -284,7 +278,7 @@ def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejectio
         return Rejection(machine.node_id, code, verdict.reasons[0])
     if verdict.state is FitState.UNKNOWN:
         reason = verdict.reasons[0] if verdict.reasons else "the memory that the model needs is unknown."
-        text = f"Fit unknown ({reason.rstrip('.')}); choose the node yourself, or set a memory budget."
+        text = f"Fit unknown ({reason.removesuffix('.')}); choose the node yourself, or set a memory budget."
         return Rejection(machine.node_id, "fit_unknown", text)
     return None
 
@@ -292,7 +286,7 @@ def _rejected(machine: Machine, need: Estimate, verdict: FitVerdict) -> Rejectio
 def _candidate(
     machine: Machine, cards: Sequence[FleetCard], verdict: FitVerdict, need: Estimate, rate: float | None
 ) -> Candidate:
-    left = min((line.left for line in verdict.lines if line.left is not None), default=0)
+    left = min(line.left for line in verdict.lines if line.left is not None)
     models = max((card.models for card in cards), default=machine.models)
     rank = (
         int(verdict.state is FitState.TIGHT),

@@ -20,7 +20,7 @@ def read_enroll_request(body: bytes) -> EnrollRequest:
             {
                 "code": "invalid",
                 "message": f"{item['msg']}.",
-                "field": ".".join(str(part) for part in item["loc"])[:100],
+                "field": ".".join(str(part) for part in item["loc"]),
             }
             for item in error.errors()[:_MOST_PROBLEMS]
         ]

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.architecture.source import ROOT, name, tree
+from tests.architecture.test_sizes import FUNCTION_LINES
 from tests.mutants.explained import EXPLAINED
 from tests.mutants.table import TARGETS
 
@@ -147,6 +148,16 @@ def test_no_assertion_is_true_by_itself() -> None:
         if any(map(_is_true, [node.test] if isinstance(node, ast.Assert) else node.values))
     ]
     assert not empty
+
+
+def test_no_function_of_the_tests_is_longer_than_a_screen() -> None:
+    long = {
+        f"{_place(path, function)} {function.name}": length
+        for path in _files()
+        for function in _functions(path)
+        if (length := (function.end_lineno or function.lineno) - function.lineno + 1) > FUNCTION_LINES
+    }
+    assert not long, f"split by what is prepared and what is asserted: {long}"
 
 
 def test_what_is_mutated_and_its_tests_exist() -> None:

@@ -17,6 +17,25 @@ PASSPHRASE = "correct horse battery staple"
 CONFIRMED = "the previous master is stopped"
 
 
+def _backup_of(fleet, folder):
+    """Return the arguments that recover `fleet` from a backup made now."""
+    (folder / "passphrase").write_text(PASSPHRASE)
+    backup, *word = str(folder / "fleet.backup"), "--passphrase-file", str(folder / "passphrase")
+    fleet.manage("backup", "create", backup, *word)
+    return backup, *word, "--confirm"
+
+
+def _recover(fleet, arguments):
+    refused = fleet.manage("recover", *arguments, "maybe", check=False)
+    assert refused.returncode == 1
+    assert "Nothing was changed" in refused.stderr
+    assert not (fleet.data / "mirbad.sqlite3").exists()
+    said = fleet.manage("recover", *arguments, CONFIRMED).stdout
+    assert "Recovered 2 nodes, 2 models, 1 API keys" in said
+    again = fleet.manage("recover", *arguments, CONFIRMED, check=False)
+    assert "This master is not empty" in again.stderr
+
+
 @pytest.fixture
 def host():
     require_root_and_tools()
@@ -38,23 +57,12 @@ def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheel
         assert len(engines) == 1
         lost.define_sim("idle")
         key, token = lost.key, lost.token
-        (tmp_path / "passphrase").write_text(PASSPHRASE)
-        word = ("--passphrase-file", str(tmp_path / "passphrase"))
-        backup = str(tmp_path / "fleet.backup")
-        lost.manage("backup", "create", backup, *word)
+        arguments = _backup_of(lost, tmp_path)
         lost.api("POST", "keys", {"name": "made after the backup"})
         lost.kill()
         shutil.rmtree(lost.data)
 
-        refused = found.manage("recover", backup, *word, "--confirm", "maybe", check=False)
-        assert refused.returncode == 1
-        assert "Nothing was changed" in refused.stderr
-        assert not (found.data / "mirbad.sqlite3").exists()
-        said = found.manage("recover", backup, *word, "--confirm", CONFIRMED).stdout
-        assert "Recovered 2 nodes, 2 models, 1 API keys" in said
-        again = found.manage("recover", backup, *word, "--confirm", CONFIRMED, check=False)
-        assert "This master is not empty" in again.stderr
-
+        _recover(found, arguments)
         began = time.monotonic()
         found.start(seconds=200)
         until_no((Failed, OSError), lambda: found.chat("survivor", key=key), 90, every=0.2)

@@ -7,6 +7,7 @@ the failure, by check.
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _ASK = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0, "max_tokens": 24}
@@ -104,52 +105,59 @@ def _refused(create: Callable[..., Any], error: type[Exception]) -> None:
     raise Failed("a model that does not exist was answered")
 
 
+Calls = tuple[dict[str, Callable[..., Any]], type[Exception]]
+"""Functions that create a chat, a chat with tools and embeddings; the error for a model that does not exist."""
+
+
+def _openai(key: str, chat: str, embed: str, tools: str) -> Calls:
+    import openai
+
+    def client(url: str) -> Any:
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
+
+    def create(url: str) -> Callable[..., Any]:
+        made = client(url)
+        return lambda **more: made.chat.completions.create(**{"model": "m", **more})
+
+    calls = {
+        "chat": create(chat),
+        "tools": create(tools),
+        "embed": partial(client(embed).embeddings.create, model="m"),
+        "models": client(chat).models.list,
+    }
+    return calls, openai.NotFoundError
+
+
+def _litellm(key: str, chat: str, embed: str, tools: str) -> Calls:
+    import litellm
+
+    common = {"api_key": key, "num_retries": 0, "timeout": 120}
+
+    def create(**more: Any) -> Any:
+        return litellm.completion(**{"model": "openai/m", "api_base": chat, **common, **more})
+
+    calls = {
+        "chat": create,
+        "tools": partial(create, api_base=tools),
+        "embed": partial(litellm.embedding, model="openai/m", api_base=embed, **common),
+    }
+    return calls, litellm.NotFoundError
+
+
 def main(library: str, key: str, chat: str, embed: str, tools: str) -> dict[str, str]:
     """Every check, in turn."""
-    checks: dict[str, Callable[[], object]]
-    if library == "openai":
-        import openai
-
-        client = openai.OpenAI(base_url=chat, api_key=key, max_retries=0, timeout=120)
-        calls = openai.OpenAI(base_url=tools, api_key=key, max_retries=0, timeout=120)
-        vectors = openai.OpenAI(base_url=embed, api_key=key, max_retries=0, timeout=120)
-
-        def create(**more: Any) -> Any:
-            return client.chat.completions.create(**{"model": "m", **more})
-
-        def called(**more: Any) -> Any:
-            return calls.chat.completions.create(**{"model": "m", **more})
-
-        def embedded(**more: Any) -> Any:
-            return vectors.embeddings.create(model="m", **more)
-
-        missing: type[Exception] = openai.NotFoundError
-        checks = {"models": lambda: _hold([model.id for model in client.models.list()] == ["m"])}
-    else:
-        import litellm
-
-        common = {"api_key": key, "num_retries": 0, "timeout": 120}
-
-        def create(**more: Any) -> Any:
-            return litellm.completion(**{"model": "openai/m", "api_base": chat, **common, **more})
-
-        def called(**more: Any) -> Any:
-            return create(api_base=tools, **more)
-
-        def embedded(**more: Any) -> Any:
-            return litellm.embedding(model="openai/m", api_base=embed, **common, **more)
-
-        missing = litellm.NotFoundError
-        checks = {}
-    checks |= {
-        "chat": lambda: _chat(create),
-        "streamed": lambda: _streamed(create),
-        "usage": lambda: _usage(create),
-        "tools": lambda: _tools(called),
-        "tools streamed": lambda: _tools_streamed(called),
-        "embeddings": lambda: _embeddings(embedded),
-        "refusal": lambda: _refused(create, missing),
+    calls, missing = (_openai if library == "openai" else _litellm)(key, chat, embed, tools)
+    checks: dict[str, Callable[[], object]] = {
+        "chat": lambda: _chat(calls["chat"]),
+        "streamed": lambda: _streamed(calls["chat"]),
+        "usage": lambda: _usage(calls["chat"]),
+        "tools": lambda: _tools(calls["tools"]),
+        "tools streamed": lambda: _tools_streamed(calls["tools"]),
+        "embeddings": lambda: _embeddings(calls["embed"]),
+        "refusal": lambda: _refused(calls["chat"], missing),
     }
+    if "models" in calls:
+        checks = {"models": lambda: _hold([model.id for model in calls["models"]()] == ["m"]), **checks}
     said = {}
     for name, check in checks.items():
         try:

@@ -53,6 +53,19 @@ def test_everything_else_is_401_with_a_challenge(headers, expected):
 
 
 @pytest.mark.parametrize(
+    ("sent", "folded"),
+    [
+        ([], {}),
+        ([(b"a", b"1"), (b"b", b"2")], {b"a": b"1", b"b": b"2"}),
+        ([(b"a", b"1"), (b"b", b"2"), (b"a", b"1")], {b"a": b"1", b"b": b"2"}),
+        ([(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"a", b"1")], {b"a": b"1, 3, 1", b"b": b"2"}),
+    ],
+)
+def test_values_of_one_name_are_joined_in_their_order_unless_they_are_equal(sent, folded):
+    assert core.fold_headers(sent) == folded
+
+
+@pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
         ("POST", "/v1/chat/completions", "relay"),
@@ -81,6 +94,7 @@ def test_only_listed_endpoints_are_served(method, path, expected):
         assert refusal.status == expected
         allowed = {405: b"GET" if path.startswith("/v1/models") else b"POST"}.get(expected)
         assert dict(refusal.headers()).get(b"allow") == allowed
+        assert (core.MODELS_PATH if allowed == b"GET" else path) in refusal.message
 
 
 def test_a_model_that_the_key_may_not_use_does_not_exist_for_it():
@@ -134,6 +148,65 @@ def test_node_states_are_told_before_readiness_and_each_503_says_when_to_come_ba
     assert (refusal.status, refusal.code) == (503, code)
     assert int(dict(refusal.headers())[b"retry-after"]) >= 1
     assert refusal.payload()["error"]["type"] == "server_error"
+
+
+S, R, D, X = RouteState.STARTING, RouteState.RESTARTING, RouteState.DOWN, RouteState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("states", "said", "retry_after"),
+    [
+        ([S], "starting", 5),
+        ([R], "restarting", 5),
+        ([R, R], "restarting", 5),
+        ([R, S], "starting", 5),
+        ([R, X], "restarting", 5),
+        ([D, S], "starting", 5),
+        ([X], "stopped", None),
+        ([X, X], "stopped", None),
+        ([X, D], "unavailable", 30),
+        ([D], "unavailable", 30),
+    ],
+)
+def test_a_model_says_what_its_replicas_on_serving_nodes_do(states, said, retry_after):
+    m = model(*(route(f"p{number}", "n1", state) for number, state in enumerate(states)))
+    found = core.no_route_error(table(m), m)
+    assert (found.code, found.state, found.retry_after) == ("model_not_ready", said, retry_after)
+    assert "'m'" in found.message
+    assert core.state_of(table(m), m) == said
+    assert not core.is_ready(table(m), m)
+
+
+def test_the_first_replica_that_may_be_ready_says_when_to_come_back():
+    def starting(*seconds):
+        return model(*(replace(route(f"p{at}", state=S), retry_seconds=one) for at, one in enumerate(seconds)))
+
+    found = [core.no_route_error(table(m), m).retry_after for m in (starting(40, 7, 90), starting(40, None))]
+    assert found == [7, 5]
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (OFF, "node_offline"),
+        (NodeState.INCOMPATIBLE, "node_incompatible"),
+        (NodeState.PENDING_TAKEOVER, "node_pending_takeover"),
+    ],
+)
+def test_an_error_of_a_node_names_the_model_and_the_first_such_node(state, code):
+    m = model(route("p1", "n1"), route("p2", "n2"))
+    found = core.no_route_error(table(m, n1=state, n2=OFF), m)
+    assert (found.code, core.state_of(table(m, n1=state, n2=OFF), m)) == (code, code)
+    assert "'m'" in found.message
+    assert "n1" in found.message
+    assert "n2" not in found.message
+
+
+def test_a_ready_model_is_ready_and_one_that_is_placed_nowhere_says_so():
+    assert core.is_ready(table(model(route())), model(route()))
+    assert core.state_of(table(model(route())), model(route())) == "ready"
+    assert core.state_of(table(), model()) == "not_placed"
+    assert "'m'" in core.no_route_error(table(), model()).message
 
 
 def test_a_paused_model_is_in_maintenance_before_its_node_is_looked_at():

@@ -7,7 +7,7 @@ import pytest
 
 from models_app.gateway import core
 from models_app.gateway.table import NodeState, RouteState
-from tests.gateway.tables import model, route, table
+from tests.gateway.tables import model, refusal_of, route, table
 
 pytestmark = pytest.mark.unit
 
@@ -28,6 +28,7 @@ KEY = [(b"authorization", b"Bearer ssk_abc")]
         ("/v1", "/v1"),
         ("/v1/", "/v1"),
         ("/v1/models/a/b", "/v1/models/a/b"),
+        ("/v1/models/MAX/", "/v1/models/MAX"),
         ("/", ""),
     ],
 )
@@ -51,6 +52,9 @@ def test_what_is_the_gateways(path, is_v1):
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/openai/embeddings", "/v1/embeddings"),
         ("/audio/transcriptions", "/v1/audio/transcriptions"),
+        ("/anthropic/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/a/b/c/completions", "/v1/completions"),
+        ("/v1/models/m", None),
         ("/models", "/v1/models"),
         ("/nodes", None),
         ("/", None),
@@ -76,6 +80,9 @@ def test_what_a_path_was_meant_for(path, meant):
         ("GET", "/nothing", KEY, True),
         ("GET", "/models", [(b"authorization", b"Bearer mbt_abc")], False),
         ("GET", "/models", [(b"cookie", b"ssk_abc")], False),
+        ("GET", "/models", [(b"authorization", b"x" * 16 + b"ssk_abc")], True),
+        ("GET", "/models", [(b"authorization", b"x" * 17 + b"ssk_abc")], False),
+        ("GET", "/models", [(b"cookie", b"a=b"), *KEY, (b"x-api-key", b"other")], True),
         ("GET", "/models", [(b"authorization", b"Bearer " + b"x" * 20 + b"ssk_abc")], False),
     ],
 )
@@ -89,6 +96,13 @@ def test_the_right_address_is_named():
     found = core.elsewhere("POST", "/openai/chat/completions", [])
     assert found is not None
     assert "/v1/chat/completions" in found.message
+
+
+def test_a_wrong_path_below_v1_is_told_the_right_one():
+    found = refusal_of(core.endpoint, "POST", "/v1/openai/embeddings")
+    assert (found.status, found.code) == (404, "unknown_url")
+    assert "'/v1/openai/embeddings'" in found.message
+    assert "/v1/embeddings" in found.message
 
 
 @pytest.mark.parametrize(
@@ -127,6 +141,13 @@ def test_a_preflight_is_answered_with_the_names_that_it_asks_for(names, allowed)
         (b"access-control-allow-headers", allowed),
         (b"access-control-max-age", b"600"),
     ]
+
+
+def test_a_preflight_that_names_no_headers_may_send_those_of_every_client():
+    headers = {b"origin": OWN, b"access-control-request-method": b"GET"}
+    assert dict(core.preflight_headers(headers, ALLOWED))[b"access-control-allow-headers"] == (
+        b"authorization, content-type, x-api-key"
+    )
 
 
 def test_a_preflight_of_another_origin_is_not_allowed_anything() -> None:

@@ -218,6 +218,16 @@ def test_without_withholding_every_chunk_passes_at_once():
     assert reader.finish() == b""
 
 
+def test_events_are_counted_as_they_pass():
+    reader = EventReader(withhold=False)
+    counts = []
+    for chunk in (DELTA, DELTA * 3, DELTA[:-1], DELTA[:3], ONLY + DONE):
+        reader.feed(chunk)
+        counts.append(reader.events)
+    assert counts == [1, 4, 4, 4, 6]
+    assert EventReader(withhold=True).events == 0
+
+
 class Watched(EventReader):
     """Counts the chunks that were searched for events."""
 

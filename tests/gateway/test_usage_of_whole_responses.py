@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_app.gateway.usage import (
+    MOST_TOKENS,
     TAIL_BYTES,
     WHOLE_PARSE_BYTES,
     EventReader,
@@ -80,6 +81,19 @@ P, C = "prompt_tokens", "completion_tokens"
         ({"usage": {P: 1, "input_tokens": 2, C: 3, "output_tokens": 4}}, TokenUsage(1, 3)),
         ({"usage": {P: None, "input_tokens": 2, C: 3}}, TokenUsage(None, 3)),
         ({"usage": {P: 1, C: None, "output_tokens": 4}}, TokenUsage(1, None)),
+        ({"usage": {"input_tokens": 2, "cache_creation_input_tokens": 30}}, TokenUsage(32, None)),
+        ({"usage": {"input_tokens": 2, "cache_read_input_tokens": 400, "output_tokens": 1}}, TokenUsage(402, 1)),
+        (
+            {"usage": {"input_tokens": 2, "cache_creation_input_tokens": 30, "cache_read_input_tokens": 400}},
+            TokenUsage(432, None),
+        ),
+        (
+            {"usage": {"input_tokens": 2, "cache_creation_input_tokens": None, "cache_read_input_tokens": -1}},
+            TokenUsage(2, None),
+        ),
+        ({"usage": {"input_tokens": None, "cache_read_input_tokens": 400, "output_tokens": 1}}, TokenUsage(None, 1)),
+        ({"usage": {P: 2, "cache_read_input_tokens": 400}}, TokenUsage(2, None)),
+        ({"usage": {P: MOST_TOKENS, C: MOST_TOKENS + 1}}, TokenUsage(MOST_TOKENS, None)),
         ({"usage": {}}, None),
         ({"usage": {}, "response": {"usage": {P: 1}}}, None),
         ({"usage": None, "response": {"usage": {P: 1}}}, TokenUsage(1, None)),

@@ -193,64 +193,76 @@ class Killed(BaseException):
     """The worker's process is gone."""
 
 
+class Boundaries:
+    """Wraps functions; the process is gone once `kill_at` of their calls have returned."""
+
+    def __init__(self, kill_at: int) -> None:
+        self._kill_at, self._crossed = kill_at, 0
+
+    def around(self, function):
+        def trapped(*args, **kwargs):
+            answer = function(*args, **kwargs)
+            self._crossed += 1
+            if self._crossed == self._kill_at:
+                raise Killed
+            return answer
+
+        return trapped
+
+    def set_traps(self, patch: pytest.MonkeyPatch, agent: MemoryAgent) -> None:
+        """Trap each boundary: after a claim, around each call, inside and after each write."""
+        for module, names in (
+            (ledger, ("claim", "_update", "_add_event", "write")),
+            (revoke.apply, ("remove_placement",)),
+            (revoke.registry, ("revoke",)),
+        ):
+            for name in names:
+                patch.setattr(module, name, self.around(getattr(module, name)))
+        patch.setattr("nodes.link.client.call", self.around(agent.call))
+
+
+def _with_a_running_model(node_id: str, model_id: str, agent: MemoryAgent, finish) -> None:
+    approved(node_id)
+    Node.objects.filter(pk=node_id).update(reachability="online", capabilities=Node.objects.get(pk="pc-1").capabilities)
+    agent.engines.clear()
+    placed(model_id, node_id)
+    agent.plan = [READY]
+    assert finish(model_runs.start(model_id, PERSON).pk).outcome == "succeeded"
+
+
+def _work_through(operation_id: str, pass_time: Callable[[float], None]) -> bool:
+    """Run the operation to its end by one worker after the other. Return whether one was killed."""
+    killed = False
+    for _ in range(60):
+        if not unfinished().filter(pk=operation_id).exists():
+            break
+        try:
+            worker.run(operation_id)
+        except Killed:
+            killed = True
+            pass_time(60)
+        pass_time(2)
+    return killed
+
+
 @pytest.mark.faults
 def test_a_revoke_survives_a_kill_at_every_boundary(
     machine, agent: MemoryAgent, finish, pass_time: Callable[[float], None], monkeypatch
 ) -> None:
-    """Each boundary in turn: after a claim, around each call, inside and after each write."""
-    originals = {name: getattr(ledger, name) for name in ("claim", "_update", "_add_event", "write")}
-    remove_placement, revoke_row = revoke.apply.remove_placement, revoke.registry.revoke
     for kill_at in range(1, 60):
-        crossed = 0
-
-        def around(function, kill_at: int = kill_at):
-            def trapped(*args, **kwargs):
-                nonlocal crossed
-                answer = function(*args, **kwargs)
-                crossed += 1
-                if crossed == kill_at:
-                    raise Killed
-                return answer
-
-            return trapped
-
         node_id = f"n-{kill_at}"
-        approved(node_id)
-        Node.objects.filter(pk=node_id).update(
-            reachability="online", capabilities=Node.objects.get(pk="pc-1").capabilities
-        )
-        agent.engines.clear()
-        placed(f"m-{kill_at}", node_id)
-        agent.plan = [READY]
-        assert finish(model_runs.start(f"m-{kill_at}", PERSON).pk).outcome == "succeeded"
+        _with_a_running_model(node_id, f"m-{kill_at}", agent, finish)
         stops = agent.stops
         operation = identity.revoke(node_id, node_id, PERSON, unplace_models=True)
-        for name, function in originals.items():
-            monkeypatch.setattr(ledger, name, around(function))
-        monkeypatch.setattr(revoke.apply, "remove_placement", around(remove_placement))
-        monkeypatch.setattr(revoke.registry, "revoke", around(revoke_row))
-        monkeypatch.setattr("nodes.link.client.call", around(agent.call))
-        fell = False
-        for _ in range(60):
-            if not unfinished().filter(pk=operation.pk).exists():
-                break
-            try:
-                worker.run(operation.pk)
-            except Killed:
-                fell = True
-                pass_time(60)
-            pass_time(2)
-        for name, function in originals.items():
-            monkeypatch.setattr(ledger, name, function)
-        monkeypatch.setattr(revoke.apply, "remove_placement", remove_placement)
-        monkeypatch.setattr(revoke.registry, "revoke", revoke_row)
-        monkeypatch.setattr("nodes.link.client.call", agent.call)
+        with monkeypatch.context() as patch:
+            Boundaries(kill_at).set_traps(patch, agent)
+            killed = _work_through(operation.pk, pass_time)
         operation.refresh_from_db()
         assert operation.outcome == "succeeded", (kill_at, operation.stage, operation.error)
         assert (agent.stops - stops, agent.running) == (1, 0), kill_at
         assert Node.objects.get(pk=node_id).lifecycle == "revoked"
         assert AuditLine.objects.filter(action="node.revoke", node_id_text=node_id, result="succeeded").count() == 1
         assert not Hold.objects.exists()
-        if not fell:
+        if not killed:
             break
     assert kill_at > 12

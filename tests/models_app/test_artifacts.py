@@ -35,20 +35,6 @@ def chosen(*names: str, patterns: tuple[str, ...] = (), **options: Any) -> list[
 
 
 @unit
-@pytest.mark.parametrize(
-    "name", ["a.bin", "B.PT", "c.pth", "d.ckpt", "e.pkl", "f.pt2", "g.bin?download=true", "h.pt#x", "https://x/i.pkl/"]
-)
-def test_a_pickle_is_known_by_its_ending_alone(name):
-    assert is_pickle(name)
-
-
-@unit
-@pytest.mark.parametrize("name", ["a.safetensors", "b.gguf", "bin", "c.bin.json", "x?file=a.bin.md", "d.onnx"])
-def test_what_is_no_pickle_is_none(name):
-    assert not is_pickle(name)
-
-
-@unit
 def test_two_shards_come_and_the_same_weights_in_other_forms_stay_away():
     shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     beside = ("config.json", "model.safetensors.index.json", "tokenizer.json", "README.md")

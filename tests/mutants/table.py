@@ -56,7 +56,7 @@ TARGETS = (
     Target(
         "models_app/placement/multi_node.py", ("tests/models_app/test_multi_node.py", "tests/jobs/test_replicas.py")
     ),
-    Target("models_app/placement/planner.py", _PLACING),
+    Target("models_app/placement/planner.py", ("tests/models_app/fit/test_planner.py",)),
     Target(
         "models_app/placement/gpu_conditions.py",
         ("tests/models_app/test_registry.py", "tests/models_app/test_feasible.py", "tests/models_app/test_running.py"),
@@ -101,9 +101,9 @@ TARGETS = (
             "tests/agent/engines/test_start_slots.py",
         ),
     ),
-    Target("agent/common/formats/gguf.py", _FORMATS),
-    Target("agent/common/formats/pickles.py", ("tests/models_app/test_artifacts.py",)),
-    Target("agent/common/formats/safetensors.py", _HEADERS),
+    Target("agent/common/formats/gguf.py", ("tests/agent/common/test_gguf.py", *_FORMATS)),
+    Target("agent/common/formats/pickles.py", ("tests/agent/common/test_pickles.py",)),
+    Target("agent/common/formats/safetensors.py", ("tests/agent/common/test_safetensors.py", *_HEADERS)),
     Target(
         "agent/common/http1/client.py",
         ("tests/gateway/test_upstream.py", "tests/gateway/test_upstream_framing.py", "tests/gateway/test_pool.py"),
@@ -126,5 +126,5 @@ TARGETS = (
         "agent/common/strict_json.py",
         ("tests/agent/common/test_strict_json.py", "tests/api/test_parsers.py", "tests/nodes/test_body.py"),
     ),
-    Target("agent/common/tls_pins.py", ("tests/nodes/test_pins.py",)),
+    Target("agent/common/tls_pins.py", ("tests/agent/common/test_tls_pins.py", "tests/nodes/test_pins.py")),
 )

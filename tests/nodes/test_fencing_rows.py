@@ -247,3 +247,13 @@ def test_instance_ids_are_long_and_never_the_same(monkeypatch) -> None:
     made = {fencing.new_instance_id() for _ in range(20)}
     assert len(made) == 20
     assert {len(one) for one in made} == {32}
+
+
+def test_a_report_within_reach_is_believed_without_asking_the_database(identity, django_assert_num_queries) -> None:
+    highest = Claim(epoch=OURS.epoch + fencing.EPOCH_REACH, instance_id=MADE)
+    with django_assert_num_queries(0):
+        assert fencing.disbelief(highest, OURS) == ""
+        assert fencing.disbelief(None, OURS) == ""
+    beyond = Claim(epoch=highest.epoch + 1, instance_id=MADE)
+    with django_assert_num_queries(1):
+        assert f"reports epoch {beyond.epoch}, far above this master's 3." in fencing.disbelief(beyond, OURS)

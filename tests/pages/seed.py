@@ -76,9 +76,8 @@ def gpu_uuid(node_id: str, index: int) -> str:
     return f"GPU-{spki(f'{node_id}{index}')[:8]}-{index:04d}"
 
 
-def node(node_id: str, name: str, *, gpus: int = 0, seen_seconds: float = 2, **columns) -> Node:
-    now = clock.now()
-    cards = tuple(
+def _cards(node_id: str, count: int) -> tuple[GpuCapability, ...]:
+    return tuple(
         GpuCapability(
             uuid=gpu_uuid(node_id, index),
             index=index,
@@ -88,8 +87,29 @@ def node(node_id: str, name: str, *, gpus: int = 0, seen_seconds: float = 2, **c
             compute_capability="8.9",
             driver_version="580.95",
         )
-        for index in range(gpus)
+        for index in range(count)
     )
+
+
+def _gpu(row: Node, index: int, card: GpuCapability) -> None:
+    """Store a GPU with its last measurement."""
+    status = GpuStatus(
+        uuid=card.uuid,
+        used_bytes=int((0.21, 0.66, 0.89, 0.97)[index % 4] * 48 * GIB),
+        total_bytes=48 * GIB,
+        utilization_percent=(31.0, 74.0, 98.0, 0.0)[index % 4],
+        temperature_celsius=61.0,
+        power_watts=None if index == 2 else 182.0,
+    )
+    Gpu.objects.create(
+        node=row, uuid=card.uuid, index=index, name=card.name, memory_bytes=card.memory_bytes,
+        shares_host_memory=False, seen=status.to_wire(),
+    )  # fmt: skip
+
+
+def node(node_id: str, name: str, *, gpus: int = 0, seen_seconds: float = 2, **columns) -> Node:
+    now = clock.now()
+    cards = _cards(node_id, gpus)
     total = (128 if gpus else 32) * GIB
     host = HostStatus(
         memory_total_bytes=total,
@@ -116,18 +136,7 @@ def node(node_id: str, name: str, *, gpus: int = 0, seen_seconds: float = 2, **c
         **{"lifecycle": "approved", "reachability": "online"} | columns,
     )
     for index, card in enumerate(cards):
-        status = GpuStatus(
-            uuid=card.uuid,
-            used_bytes=int((0.21, 0.66, 0.89, 0.97)[index % 4] * 48 * GIB),
-            total_bytes=48 * GIB,
-            utilization_percent=(31.0, 74.0, 98.0, 0.0)[index % 4],
-            temperature_celsius=61.0,
-            power_watts=None if index == 2 else 182.0,
-        )
-        Gpu.objects.create(
-            node=row, uuid=card.uuid, index=index, name=card.name, memory_bytes=card.memory_bytes,
-            shares_host_memory=False, seen=status.to_wire(),
-        )  # fmt: skip
+        _gpu(row, index, card)
     NodePin.objects.create(
         node=row,
         slot="pending" if row.lifecycle == "pending" else "current",
@@ -251,9 +260,7 @@ def download(node_id: str, repository: str, **columns) -> Operation:
     return row
 
 
-def fleet() -> None:
-    """Two GPU machines, one of them away, a machine without a GPU, one that waits; models in every state."""
-    now = clock.now()
+def _nodes() -> None:
     node("atlas", "Atlas", gpus=4)
     node("local", "", gpus=0, is_bootstrap=True)
     node(
@@ -268,8 +275,11 @@ def fleet() -> None:
     node("dune", "", lifecycle="pending", reachability="unknown")
     JoinToken.objects.create(
         id="00112233aabbccdd", digest=spki("token"), purpose="join", node_id_text="ember", display_name="Ember",
-        expires_at=now + timedelta(minutes=48), created_by=str(ADMIN),
+        expires_at=clock.now() + timedelta(minutes=48), created_by=str(ADMIN),
     )  # fmt: skip
+
+
+def _models() -> None:
     model(
         "qwen3-14b",
         "atlas",
@@ -294,6 +304,9 @@ def fleet() -> None:
     seen("gemma-3-27b", "unknown")
     seen("phi-4", "failed", desired="stopped", reason=OUT_OF_MEMORY,
          reasonCode="engine_exited", exitCode=1, lastLines=list(LAST_LINES))  # fmt: skip
+
+
+def _operations() -> None:
     operation(
         "qwen3-coder",
         progress={"text": "Loading weights, shard 3 of 6", "doneBytes": 14 * GIB, "totalBytes": 28 * GIB},
@@ -307,13 +320,27 @@ def fleet() -> None:
     gated = {"code": "gated", "detail": "google/gemma-2-2b-it is gated: accept its terms on its page first."}
     download("local", "google/gemma-2-2b-it", outcome="failed", error=gated)
     download("atlas", "microsoft/Phi-3.5-mini-instruct", outcome="succeeded", stage="done")
+
+
+def _keys() -> None:
     chat, _ = keys.create("open-webui", actor=ADMIN)
     ends_again("phi-4", chat)
     keys.create(
-        "batch of nightly summaries", actor=ADMIN, allowed_models=["qwen3-14b"], expires_at=now + timedelta(days=30)
+        "batch of nightly summaries",
+        actor=ADMIN,
+        allowed_models=["qwen3-14b"],
+        expires_at=clock.now() + timedelta(days=30),
     )
     revoked, _ = keys.create("old laptop", actor=ADMIN)
     keys.revoke(revoked.pk, ADMIN)
+
+
+def fleet() -> None:
+    """Two GPU machines, one of them away, a machine without a GPU, one that waits; models in every state."""
+    _nodes()
+    _models()
+    _operations()
+    _keys()
     for action, node_id, model_id, result, detail in (
         ("node.approve", "atlas", "", "succeeded", ""),
         ("model.start", "atlas", "phi-4", "failed", "The engine ended with exit code 1."),

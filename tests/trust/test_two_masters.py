@@ -196,6 +196,25 @@ def test_a_copy_beside_the_living_master_commands_nothing_until_it_takes_over(li
     assert copied.ask("view")["state"] == "fenced"
 
 
+def refusal_of_connecting(master, node_id):
+    """Return the code with which the master refuses to connect, once the agent answers."""
+
+    def answered():
+        code = master.refused("connect", node_id=node_id)
+        return code if code != "node_offline" else ""
+
+    return until(answered, "an answer of the agent", every=0.2)
+
+
+def continued(master, node_id, blocked):
+    """Return the outcome of the takeover of a node that waits for a person, after every wrong request for it."""
+    asked = {"node_id": node_id, "takeover_id": blocked["takeover_id"], "agent_epoch": 3, "confirm": node_id}
+    assert master.refused("continue", **{**asked, "confirm": "pc-2"}) == "confirmation_required"
+    assert master.refused("continue", **{**asked, "agent_epoch": 2}) == "invalid_state"
+    assert master.refused("continue", **{**asked, "node_id": "pc-2", "confirm": "pc-2"}) == "invalid_state"
+    return master.ask("continue", **asked)
+
+
 def test_a_node_that_was_away_comes_back_by_itself_or_waits_for_a_person(living, copied, agents):
     first, second = agents
     second.kill()
@@ -230,20 +249,12 @@ def test_a_node_that_was_away_comes_back_by_itself_or_waits_for_a_person(living,
     second.start()
     connected(copied, "pc-2")
 
-    def refusal():
-        code = copied.refused("connect", node_id="pc-1")
-        return code if code != "node_offline" else ""
-
-    assert until(refusal, "an answer of the agent", every=0.2) == "node_pending_takeover"
+    assert refusal_of_connecting(copied, "pc-1") == "node_pending_takeover"
     assert copied.ask("view")["state"] == "commanding", "a node that is known to be taken must not fence the master"
     blocked = copied.node("pc-1")
     assert (blocked["continuable"], blocked["agent_epoch"], first.obeys) == (True, 3, 3)
 
-    asked = {"node_id": "pc-1", "takeover_id": blocked["takeover_id"], "agent_epoch": 3, "confirm": "pc-1"}
-    assert copied.refused("continue", **{**asked, "confirm": "pc-2"}) == "confirmation_required"
-    assert copied.refused("continue", **{**asked, "agent_epoch": 2}) == "invalid_state"
-    assert copied.refused("continue", **{**asked, "node_id": "pc-2", "confirm": "pc-2"}) == "invalid_state"
-    done = copied.ask("continue", **asked)
+    done = continued(copied, "pc-1", blocked)
     assert (done["outcome"], done["result"]["claimed"], done["result"]["epoch"]) == ("succeeded", ["pc-1"], 4)
     connected(copied, "pc-1")
     connected(copied, "pc-2")

@@ -78,7 +78,7 @@ class _Reader:
         length = self.number("Q")
         if length > _MOST_TEXT:
             raise BadGguf("A text in the header is longer than any may be.")
-        return self.take(length).decode("utf-8", "replace")
+        return self.take(length).decode(errors="replace")
 
 
 def parse(file: BinaryIO, *, tensors: bool = True) -> GgufHeader:
@@ -167,11 +167,12 @@ def _tensors(reader: _Reader, header: GgufHeader) -> None:
         if dimensions > _MOST_DIMENSIONS:
             raise BadGguf("A tensor has more dimensions than any may have.")
         elements = math.prod(reader.numbers("Q", dimensions))
-        block, size = _BLOCKS.get(reader.number("I"), (0, 0))
-        reader.number("Q")
-        if not block or total is None:
+        form = _BLOCKS.get(reader.number("I"))
+        reader.take(8)  # its place in the file
+        if form is None or total is None:
             total = None
             continue
+        block, size = form
         held = -(-elements // block) * size
         total += held
         experts += held if any(word in name for word in _EXPERTS) else 0

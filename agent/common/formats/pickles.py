@@ -17,7 +17,7 @@ def is_pickle(name: str) -> bool:
     A file name may contain the marks of a query or fragment, so a name counts with and without the text after them.
     """
     whole = name.lower()
-    readings = {whole, re.split(r"[?#]", whole, maxsplit=1)[0]}
+    readings = {whole, re.split(r"[?#]", whole)[0]}
     return any(_PACKED.sub("", one.rstrip("/. ")).endswith(PICKLE_SUFFIXES) for one in readings)
 
 

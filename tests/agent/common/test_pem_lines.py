@@ -91,5 +91,31 @@ def test_the_short_last_line_of_a_block_without_its_end_is_masked(last):
     assert redact_lines(["x " + "Q" * 64, "x " + last, "x " + "words"]) == [f"x {MASK}", f"x {MASK}", "x words"]
 
 
-def test_what_stands_before_a_line_of_a_block_may_hold_tabs_and_spaces():
+def test_a_prefix_of_a_line_of_a_block_may_hold_tabs_and_spaces():
+    line = "Ab/+" * 16  # which only its place in a block gives away
+    for prefix in ("a\tb\t", "a b\tc ", "a b\tc d\t", "a\tb c\td "):
+        assert redact_lines([prefix + line]) == [prefix + MASK]
     assert redact_lines([f"a\tb\t{'Q' * 64}", f"a b\tc {'Q' * 64}"]) == [f"a\tb\t{MASK}", f"a b\tc {MASK}"]
+
+
+def test_spaces_behind_a_line_of_a_block_hide_nothing():
+    line = "Ab/+" * 16
+    assert redact_lines([f"x {line}  ", f"{line}\t", f"{line} \r"]) == [f"x {MASK}", MASK, MASK]
+
+
+SHORT = "Ab/+" * 10  # a key of one line; shorter than a full line, so only the lines before it tell what it is
+
+
+@pytest.mark.parametrize("between", [[], [""], ["Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-256-CBC,00", " "]])
+def test_a_first_line_may_be_short_and_follow_the_headers_of_its_block(between):
+    lines = ["-----BEGIN EC PRIVATE KEY-----", *between, f"x {SHORT}"]
+    assert redact_lines(lines) == [MASK, *between, f"x {MASK}"]
+
+
+@pytest.mark.parametrize("before", [[], ["-----BEGIN EC PRIVATE KEY-----", "done"], ["Ab/+" * 16, "AB==", ""]])
+def test_a_word_outside_of_a_block_stays(before):
+    assert redact_lines([*before, f"x {SHORT}"])[-1] == f"x {SHORT}"
+
+
+def test_a_first_line_is_no_shorter_than_any_key():
+    assert redact_lines(["-----BEGIN EC PRIVATE KEY-----", SHORT[:39]])[1] == SHORT[:39]

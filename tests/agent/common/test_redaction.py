@@ -96,7 +96,9 @@ def test_other_text_stays_as_it_is(written: Callable[[str], str], text: str) -> 
 
 
 def test_known_values_are_masked_unless_they_are_too_short() -> None:
-    assert redact("key is verysecret, not abc", ("verysecret", "abc", "")) == "key is ***, not abc"
+    assert (
+        redact("key is verysecret or abcd, not abc", ("verysecret", "abcd", "abc", "")) == "key is *** or ***, not abc"
+    )
 
 
 def test_masking_a_masked_text_changes_nothing() -> None:

@@ -83,6 +83,7 @@ def test_levels_are_counted_and_not_brackets(body: bytes) -> None:
         b"[" + b",".join([b"[]"] * 9 + [b"[" * MAX_DEPTH + b"]" * MAX_DEPTH]) + b"]",
         b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1),
         b"[" + b"{}," * 9 + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"]",
+        b"[[[]," + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"]]",
     ],
 )
 def test_a_level_too_many_is_refused_wherever_it_is(body: bytes) -> None:

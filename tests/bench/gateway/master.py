@@ -46,15 +46,24 @@ async def relay(port: int, engine_port: int, folder: str) -> None:
     await server.serve_forever()
 
 
-async def gateway(protocol: str, port: int, upstream_port: int, folder: str = "") -> None:
-    """Serve as the first hop: the gateway inside uvicorn, with all of Django beside it."""
-    import uvicorn
-    from django.core.asgi import get_asgi_application
+class FixedTable:
+    """The source and the sink of a gateway whose routing table never changes."""
 
-    django = get_asgi_application()
-    from models_app.gateway import metrics
-    from models_app.gateway.protocol import V1ProtocolFactory
-    from models_app.gateway.service import Gateway, GatewayOptions
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def read(self, known: int | None) -> Any:
+        return None if known == self._table.version else self._table
+
+    def write(self, used: set[int], sums: Mapping[Any, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _table(upstream_port: int, folder: str) -> FixedTable:
+    """Return one key, one model and one node, which is reached by mutual TLS if there is a folder."""
     from models_app.gateway.table import KeyEntry, ModelEntry, NodeState, RouteEntry, RouteState, RoutingTable
     from models_app.keys import digest
     from nodes.link.transport import Endpoint
@@ -65,25 +74,29 @@ async def gateway(protocol: str, port: int, upstream_port: int, folder: str = ""
         context.load_cert_chain(Path(folder) / "master.pem", Path(folder) / "master.key")
     end = Endpoint("n", "127.0.0.1", upstream_port, NAME, context, loopback_allowed=True)  # type: ignore[arg-type]
     route = RouteEntry("p1", "m", "n", 1, RouteState.READY)
-    table = RoutingTable(
-        version=1,
-        keys={digest(SECRET): KeyEntry(1, "bench", None, None)},
-        models={"m": ModelEntry("m", ("m",), 1700000000, 60.0, 60.0, 0.0, (route,))},
-        nodes={"n": NodeState.SERVING},
-        endpoints={"n": end},
+    return FixedTable(
+        RoutingTable(
+            version=1,
+            keys={digest(SECRET): KeyEntry(1, "bench", None, None)},
+            models={"m": ModelEntry("m", ("m",), 1700000000, 60.0, 60.0, 0.0, (route,))},
+            nodes={"n": NodeState.SERVING},
+            endpoints={"n": end},
+        )
     )
 
-    class Fixed:
-        def read(self, known: int | None) -> RoutingTable | None:
-            return None if known == 1 else table
 
-        def write(self, used: set[int], sums: Mapping[Any, Any]) -> None:
-            pass
+async def gateway(protocol: str, port: int, upstream_port: int, folder: str = "") -> None:
+    """Serve as the first hop: the gateway inside uvicorn, with all of Django beside it."""
+    import uvicorn
+    from django.core.asgi import get_asgi_application
 
-        def close(self) -> None:
-            pass
+    django = get_asgi_application()
+    from models_app.gateway import metrics
+    from models_app.gateway.protocol import V1ProtocolFactory
+    from models_app.gateway.service import Gateway, GatewayOptions
 
-    core = Gateway(GatewayOptions(64 * 1024 * 1024, 4096), source=Fixed(), sink=Fixed())
+    fixed = _table(upstream_port, folder)
+    core = Gateway(GatewayOptions(64 * 1024 * 1024, 4096), source=fixed, sink=fixed)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/metrics":

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 from copy import deepcopy as copy_of
+from functools import partial
 from typing import Any
 
 import django
@@ -124,6 +125,32 @@ def twisted(value: Any, rng: random.Random) -> Any:
 _cache: list[tuple[Any, Any, Callable[[Any], Any]]] = []
 
 
+def _take_status(node_id: str, read: Any) -> None:
+    """Store the status twice, each time as the first of its agent: alone, and with those of other nodes."""
+    from jobs.loops import reports
+    from mirbad.kernel import clock
+    from models_app.models import Placement
+    from nodes import reachability
+    from nodes.models import Node
+
+    Node.objects.update(boot_id="", seq=-1, reachability="online")
+    Placement.objects.update(observed_boot="", observed_seq=-1)
+    reachability.observe_status(node_id, read)
+    Node.objects.update(boot_id="", seq=-1)
+    reports.write_strictly({node_id: (read, clock.now())})
+
+
+def _take_event(node_id: str, read: Any) -> None:
+    from models_app import running
+    from models_app.models import Placement
+
+    if read.status is not None:
+        _take_status(node_id, read.status)
+    if read.instance is not None:
+        Placement.objects.update(observed_boot="", observed_seq=-1)
+        running.observe_instance(node_id, read.boot_id, read.seq, read.instance)
+
+
 def _answers() -> list[tuple[Any, Any, Callable[[Any], Any]]]:
     if _cache:
         return _cache
@@ -131,9 +158,6 @@ def _answers() -> list[tuple[Any, Any, Callable[[Any], Any]]]:
     from agent.wire.fence import FenceView
     from agent.wire.instances import InstanceView
     from agent.wire.status import Event, NodeStatus
-    from jobs.loops import reports
-    from mirbad.kernel import clock
-    from models_app import running
     from models_app.models import Placement
     from nodes import reachability
     from nodes.models import Node
@@ -158,23 +182,7 @@ def _answers() -> list[tuple[Any, Any, Callable[[Any], Any]]]:
         "spkiSha256": "0" * 64, "trustBundleHash": "0" * 64, "nextSpkiSha256": None, "time": "2026-01-01T00:00:00Z",
     }  # fmt: skip
 
-    def take_status(read: NodeStatus) -> None:
-        Node.objects.update(boot_id="", seq=-1, reachability="online")
-        Placement.objects.update(observed_boot="", observed_seq=-1)
-        reachability.observe_status(node.pk, read)
-        Node.objects.update(boot_id="", seq=-1)
-        reports.write_strictly({node.pk: (read, clock.now())})
-
-    def take_event(read: Event) -> None:
-        if read.status is not None:
-            take_status(read.status)
-        if read.instance is not None:
-            Placement.objects.update(observed_boot="", observed_seq=-1)
-            running.observe_instance(node.pk, read.boot_id, read.seq, read.instance)
-
-    def take_info(read: AgentInfo) -> None:
-        reachability.observe_info(node.pk, read, 1)
-
+    take_status, take_event = partial(_take_status, node.pk), partial(_take_event, node.pk)
     event = {"kind": "instance", "bootId": "boot-1", "seq": 6, "status": None, "instance": view.to_wire()}
     whole = {"kind": "status", "bootId": "boot-1", "seq": 5, "status": status, "instance": None}
     _cache.extend(
@@ -182,12 +190,8 @@ def _answers() -> list[tuple[Any, Any, Callable[[Any], Any]]]:
             (NodeStatus, status, take_status),
             (Event, event, take_event),
             (Event, whole, take_event),
-            (AgentInfo, info, take_info),
-            (
-                Capabilities,
-                capabilities_of(member).to_wire(),
-                lambda read: reachability.observe_capabilities(node.pk, read),
-            ),
+            (AgentInfo, info, lambda read: reachability.observe_info(node.pk, read, 1)),
+            (Capabilities, capabilities_of(member).to_wire(), partial(reachability.observe_capabilities, node.pk)),
             (InstanceView, view.to_wire(), lambda read: None),
             (FenceView, {"held": claim}, lambda read: None),
         )

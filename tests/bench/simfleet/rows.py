@@ -11,17 +11,39 @@ from typing import Any
 import django
 
 
-def _make(count: int, models: int, folder: Path) -> list[Any]:
+def _install(node: Any, folder: Path, *, issuer: Any, bundle: tuple[str, ...], master_spki: str) -> tuple[Path, str]:
+    """Write the identity of `node` as a join would leave it. Return its state folder and its key's fingerprint."""
     from cryptography import x509
 
     from agent.common import keys
     from agent.identity import Identity, IdentityStore, fleet_id
     from agent.wire.enroll import MasterSpki
     from mirbad.kernel import clock
+    from nodes.pki.certs import issue_node, to_pem
+
+    key = keys.new_key()
+    cert = issue_node(issuer, key.public_key(), str(node.uid), clock.now())
+    state = folder / node.pk
+    state.mkdir(parents=True)
+    IdentityStore(state).install(
+        Identity(
+            node_id=node.pk,
+            node_uid=str(node.uid),
+            fleet=fleet_id(x509.load_pem_x509_certificate(bundle[0].encode())),
+            master=MasterSpki(current=master_spki),
+            key_pem=keys.key_to_pem(key),
+            chain=(to_pem(cert),),
+            ca_bundle=bundle,
+        )
+    )
+    return state, keys.spki_of(key.public_key())
+
+
+def _make(count: int, models: int, folder: Path) -> list[Any]:
+    from mirbad.kernel import clock
     from models_app.models import ModelDefinition, Placement
     from nodes.models import Node, NodePin
     from nodes.pki import authority, store
-    from nodes.pki.certs import issue_node, to_pem
     from tests.bench.simfleet.plan import PORT, Member, address_of
 
     master, now = authority.ensure(), clock.now()
@@ -40,8 +62,6 @@ def _make(count: int, models: int, folder: Path) -> list[Any]:
             enrolled_at=now,
             approved_at=now,
         )
-        key = keys.new_key()
-        cert = issue_node(issuer, key.public_key(), str(node.uid), now)
         instance, model = "", ""
         if number < models:
             definition = ModelDefinition(id=f"model-{number:04}", runtime="sim", delivery="process")
@@ -49,21 +69,9 @@ def _make(count: int, models: int, folder: Path) -> list[Any]:
             definitions.append(definition)
             placements.append(placement)
             instance, model = str(placement.pk), definition.pk
-        state = folder / node.pk
-        state.mkdir(parents=True)
-        IdentityStore(state).install(
-            Identity(
-                node_id=node.pk,
-                node_uid=str(node.uid),
-                fleet=fleet_id(x509.load_pem_x509_certificate(bundle[0].encode())),
-                master=MasterSpki(current=master.client_spki),
-                key_pem=keys.key_to_pem(key),
-                chain=(to_pem(cert),),
-                ca_bundle=bundle,
-            )
-        )
+        state, spki = _install(node, folder, issuer=issuer, bundle=bundle, master_spki=master.client_spki)
         nodes.append(node)
-        pins.append(NodePin(node=node, slot=NodePin.CURRENT, spki_sha256=keys.spki_of(key.public_key())))
+        pins.append(NodePin(node=node, slot=NodePin.CURRENT, spki_sha256=spki))
         members.append(Member(node.pk, node.address, PORT, str(state), instance, model))
     Node.objects.bulk_create(nodes)
     NodePin.objects.bulk_create(pins)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from agent.wire.capability import Delivery, GpuCapability, MemoryModel, Runtime, RuntimeCapability
-from models_app.fit import ModelShape, estimate, serve_plan
+from models_app.fit import Estimate, ModelShape, estimate, serve_plan
 from models_app.fit.shape import CacheGroup
 from models_app.fit.verdict import Capacity, FitState
 from models_app.placement import planner
 from models_app.placement.feasible import NodeFacts
 from models_app.placement.fleet import FleetCard, Machine
-from models_app.placement.planner import PlanRequest, Rejection, cards_for, plan, reject, reject_node
+from models_app.placement.planner import PlanRequest, Rejection, cards_for, consider, plan, reject, reject_node
 from tests.models_app.things import GIB, capabilities
 
 pytestmark = pytest.mark.unit
@@ -53,6 +53,12 @@ def test_the_smallest_hole_that_is_enough_is_taken_so_that_large_ones_stay() -> 
     assert order(found)[0] == ("small", ("GPU-0",))
 
 
+def test_nodes_whose_gaps_differ_by_less_than_a_gib_count_as_equal() -> None:
+    found = plan(request(), [machine("b", card(0, 22.1)), machine("a", card(0, 22.4)), machine("c", card(0, 21.9))])
+    assert [candidate.node_id for candidate in found.candidates] == ["c", "a", "b"]
+    assert [candidate.rank[-1] for candidate in found.candidates] == [3, 4, 4]
+
+
 def test_fewer_models_go_before_a_smaller_hole() -> None:
     found = plan(request(), [machine("a", card(0, 19, models=2), card(1, 23))])
     assert order(found) == [("a", ("GPU-1",))]
@@ -68,13 +74,13 @@ def test_a_node_that_has_the_weights_goes_first() -> None:
 
 
 def test_one_card_goes_before_two_and_two_only_where_one_is_not_enough() -> None:
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     found = plan(request(shape=big), [machine("two", card(0, 23), card(1, 23)), machine("one", card(0, 46, total=48))])
     assert order(found) == [("one", ("GPU-0",)), ("two", ("GPU-0", "GPU-1"))]
 
 
 def test_only_equal_cards_work_as_one() -> None:
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     mixed = machine("mixed", card(0, 23), card(1, 23, name="RTX 3090"), card(2, 15, total=16))
     found = plan(request(shape=big), [mixed])
     assert found.best is None
@@ -151,12 +157,88 @@ def test_llama_cpp_of_the_agent_runs_on_the_processor_and_an_own_server_on_cards
     assert rate == pytest.approx(1 / (14 * GIB / (0.68 * 40e9) + 0.005))
 
 
+def test_the_version_of_the_same_runtime_and_delivery_tells_whose_llama_cpp_it_is() -> None:
+    def offer(runtime: Runtime, delivery: Delivery, version: str | None) -> RuntimeCapability:
+        return RuntimeCapability(runtime=runtime, delivery=delivery, available=True, version=version)
+
+    others = (
+        offer(Runtime.LLAMA_CPP, Delivery.CONTAINER, "b7100"),
+        offer(Runtime.SIM, Delivery.PROCESS, "1"),
+        offer(Runtime.LLAMA_CPP, Delivery.PROCESS, None),
+    )
+    wanted = request(runtime="llama.cpp", delivery="process")
+    assert order(plan(wanted, [machine("own", card(0, 23), caps={"runtimes": others})])) == [("own", ("GPU-0",))]
+    without = machine("n", card(0, 23), caps={"runtimes": others[:2]})
+    assert reject(wanted, without).code == "runtime_unavailable"
+
+
+def test_a_node_without_cards_of_their_own_memory_is_a_host() -> None:
+    small = request("--gpu-memory-utilization", "0.5")
+    shared = machine("n", card(0, 23), caps={"memory_model": MemoryModel.UNIFIED})
+    bare = machine("n", caps={"memory_model": MemoryModel.DISCRETE})
+    assert order(plan(small, [shared])) == [("n", ())]
+    assert order(plan(request(runtime="llama.cpp"), [bare])) == [("n", ())]
+    assert (cards_for(small, shared), cards_for(small, bare)) == ((), ())
+
+
+def test_a_node_that_has_not_reported_yet_is_rejected_with_that_reason() -> None:
+    node = machine("n", card(0, 23))
+    silent = replace(node, facts=replace(node.facts, capabilities=None))
+    (rejection,) = plan(request(), [silent]).rejections
+    assert rejection.code == "runtime_unavailable"
+    assert rejection.message == "Node 'n' has not reported its runtimes yet; try again in a moment."
+    assert cards_for(request(), silent) == ()
+
+
+def test_settings_that_an_engine_refuses_go_before_a_lack_of_memory() -> None:
+    odd = request(shape=replace(SHAPE, weights_bytes=28 * GIB, attention_heads=31))
+    (rejection,) = plan(odd, [machine("n", card(0, 23), card(1, 23))]).rejections
+    assert (rejection.code, rejection.message) == (
+        "tensor_parallel_mismatch",
+        "vLLM splits attention heads evenly: 31 cannot be split over 2 GPUs.",
+    )
+
+
+def test_a_need_that_is_unknown_without_a_reason_is_said_so() -> None:
+    def silent(cards: int, *, shares_memory: bool = False) -> Estimate:
+        return replace(estimate(SHAPE, serve_plan("vllm").on(cards)), gpu_bytes=None, reasons=())
+
+    assert consider(request(), machine("n", card(0, 23)), silent) == Rejection(
+        "n",
+        "fit_unknown",
+        "Fit unknown (the memory that the model needs is unknown); choose the node yourself, or set a memory budget.",
+    )
+
+
+def test_each_kind_of_card_is_tried_and_the_first_of_equal_ones_stays() -> None:
+    found = plan(request(), [machine("n", card(0, 15, total=16, name="T4"), card(1, 23))])
+    assert order(found) == [("n", ("GPU-1",))]
+    assert order(plan(request(), [machine("n", card(0, 23, name="B"), card(1, 23, name="A"))])) == [("n", ("GPU-0",))]
+
+
 def test_shared_memory_is_one_budget() -> None:
     shared = machine("spark", host=40, has_gpu_with_shared_memory=True, caps={"memory_model": MemoryModel.UNIFIED})
     found = plan(request(), [shared])
     assert found.rejections[0].code == "memory_short", "the host has 64 GiB, of which three quarters are taken"
     little = PlanRequest("vllm", "container", SHAPE, serve_plan("vllm", ("--gpu-memory-utilization", "0.5")))
     assert order(plan(little, [shared])) == [("spark", ())]
+
+
+def test_memory_is_shared_with_a_gpu_only_where_an_engine_uses_one() -> None:
+    shared = machine(
+        "spark", has_gpu_with_shared_memory=True, caps={"memory_model": MemoryModel.UNIFIED}, bytes_per_second=10**9
+    )
+    plain = machine("plain", bytes_per_second=10**9)
+    for runtime, node, shares in (
+        ("llama.cpp", shared, True), ("llama.cpp", plain, False), ("sim", shared, False), ("sim", plain, False),
+    ):  # fmt: skip
+        wanted = request(runtime=runtime, delivery="process")
+        best = plan(wanted, [node]).best
+        assert best is not None
+        assert best.estimate == estimate(SHAPE, wanted.plan.on(0, shares_memory=shares))
+        assert (best.tokens_per_second is None) is ((runtime, node) != ("llama.cpp", plain)), (
+            "only an engine on the processor is as slow as the memory"
+        )
 
 
 def test_equal_places_come_in_the_order_of_their_names() -> None:
@@ -228,7 +310,7 @@ def test_nothing_is_best_where_nothing_fits_and_rejections_are_sorted() -> None:
 
 def test_the_first_reason_against_a_node_is_the_one_that_a_person_can_change_first() -> None:
     worst = machine("n", card(0, 1), draining=True, unavailable="Node 'n' is offline.", images={})
-    assert reject(request(avoid={"n": "Already there."}), worst).code == "placed_already"
+    assert reject(request(avoid={"n": "Already there."}), worst) == Rejection("n", "placed_already", "Already there.")
     assert reject(request(), worst).code == "node_draining"
     away = machine(
         "n", card(0, 1), unavailable="Gone.", unavailable_code="node_incompatible", caps={"unavailable": NO_VLLM}
@@ -249,9 +331,7 @@ def test_an_agent_that_cannot_assign_gpus_is_rejected_before_any_are_chosen() ->
 
 def test_two_four_eight_and_sixteen_cards_work_as_one_and_no_other_number() -> None:
     def sized(weights: int) -> ModelShape:
-        return ModelShape(
-            **{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": weights * GIB}
-        )
+        return replace(SHAPE, weights_bytes=weights * GIB)
 
     def cards_of(weights: int, count: int) -> list[int]:
         large = Capacity("Host memory", "", 512 * GIB, 500 * GIB, 4 * GIB)
@@ -267,20 +347,54 @@ def test_two_four_eight_and_sixteen_cards_work_as_one_and_no_other_number() -> N
 def test_without_any_place_the_cards_that_it_would_get_are_those_with_most_room() -> None:
     node = machine("n", card(0, 1), card(1, 5), card(2, 3))
     assert cards_for(request(), node) == ("GPU-1", "GPU-2")
+    assert cards_for(request(), machine("n", card(0, None), card(1, 3), card(2, 5))) == ("GPU-1", "GPU-2")
+    unknown = request(shape=ModelShape(problems=(("weights", "The hub is silent."),)))
+    assert cards_for(unknown, node) == ("GPU-1", "GPU-2")
     assert cards_for(request(), machine("n", card(0, 23), card(1, 19))) == ("GPU-1",)
     assert cards_for(request(runtime="sim", delivery="process"), node) == ()
     assert cards_for(request(), machine("n")) == ()
     assert cards_for(request(), machine("n", card(0, 23, problem="Lost."))) == ()
+    full = [card(number, 1) for number in range(5)]
+    assert cards_for(request(), machine("n", *full)) == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    mixed = machine("n", card(0, 5, name="A"), card(1, 1, name="B"), card(2, 1, name="B"), card(3, 9, name="C"))
+    assert cards_for(request(), mixed) == ("GPU-1", "GPU-2"), "the most cards of one kind"
 
 
 def test_cards_are_chosen_by_models_then_by_the_smallest_gap_then_by_their_order() -> None:
     assert cards_for(request(), machine("n", card(0, 19, models=1), card(1, 23), card(2, 22))) == ("GPU-2",)
+    assert cards_for(request(runtime="llama.cpp"), machine("n", card(0, 23), card(1, 19))) == ("GPU-1",)
     assert cards_for(request(), machine("n", card(0, 22.1), card(1, 22.4))) == ("GPU-0",), (
         "less than 1 GiB counts as equal"
     )
-    big = ModelShape(**{name: getattr(SHAPE, name) for name in ModelShape.__slots__} | {"weights_bytes": 28 * GIB})
+    assert cards_for(request(), machine("n", card(0, 23, models=1), card(1, 18))) == ("GPU-1",), "18 GiB are enough"
+    assert cards_for(request(), machine("n", card(0, 23, models=1), card(1, 17.9))) == ("GPU-0",)
+    fraction = request("--gpu-memory-utilization", "0.73")  # 17.52 GiB, so 1.98 and 1.88 would remain
+    assert cards_for(fraction, machine("n", card(0, 19.5), card(1, 19.4))) == ("GPU-0",)
+    assert cards_for(fraction, machine("n", card(0, 19.6), card(1, 19.4))) == ("GPU-1",)
+    big = replace(SHAPE, weights_bytes=28 * GIB)
     several = machine("n", card(0, 23), card(1, 20), card(2, 23), card(3, 20))
     assert cards_for(request(shape=big), several) == ("GPU-1", "GPU-3")
+
+
+def test_the_chosen_cards_stay_in_the_order_of_the_node() -> None:
+    big = replace(SHAPE, weights_bytes=28 * GIB)
+    node = machine("n", card(0, 23, models=2), card(1, 23, models=3), card(2, 22, models=1))
+    assert cards_for(request(shape=big), node) == ("GPU-0", "GPU-2")
+
+
+LOST_DISK = {
+    "warnings": ("The fan is slow.", "The models disk is another one."),
+    "warning_codes": ("node_warning", "models_root_changed"),
+}
+
+
+def test_a_node_without_its_models_disk_takes_no_model_with_weights() -> None:
+    node = machine("n", card(0, 23), caps=LOST_DISK)
+    assert reject(request(), node) == Rejection("n", "models_root_changed", "Node 'n': The models disk is another one.")
+    assert reject(request(runtime="llama.cpp"), node).code == "models_root_changed"
+    assert reject(request(runtime="sim", delivery="process"), node) is None, "a simulated engine reads none"
+    slow = machine("n", card(0, 23), caps={name: values[:1] for name, values in LOST_DISK.items()})
+    assert reject(request(), slow) is None
 
 
 def test_llama_cpp_in_a_container_runs_on_cards() -> None:
