@@ -17,7 +17,7 @@ from mirbad.up.errors import CannotStart
 
 _OWN_PARTS = frozenset(
     {"agent", "audit", "bootstrap", "logs", "lost+found", "pki", "recovery", "run", "secrets", "snapshots", "static"}
-    | {"takeover", "uploads"}
+    | {"recovery-installed.json", "recovery-staging", "takeover", "uploads"}
 )
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path, without the terminating zero."""

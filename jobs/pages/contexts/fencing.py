@@ -9,6 +9,7 @@ from django.utils.functional import SimpleLazyObject
 from jobs import queries
 from jobs.kinds.takeover import CONTINUE, NAME
 from jobs.pages.contexts.rows import OperationRow, row
+from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings
 from nodes import queries as node_queries
 from nodes.models import MasterIdentity, Node
@@ -33,11 +34,12 @@ class FencingBanner:
     option: str
     waiting: tuple[WaitingNode, ...]
     operation: OperationRow | None
+    recovery_option: str = ""
 
     @property
     def shown(self) -> bool:
         """True when there is anything to show."""
-        return bool(self.reason or self.option or self.waiting or self.operation)
+        return bool(self.reason or self.option or self.waiting or self.operation or self.recovery_option)
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def read_banner() -> FencingBanner:
         option=_option_text(),
         waiting=tuple(waiting(node) for node in node_queries.waiting_for_continuation()),
         operation=row(opened) if opened else None,
+        recovery_option=recovery_mode.left_set_text(settings()) if recovery_mode.is_left_set(settings()) else "",
     )
 
 
