@@ -14,7 +14,7 @@ from tests.e2e.fleet import Failed, Fleet
 from tests.e2e.host import Host
 from tests.e2e.joining import is_online, join
 from tests.e2e.recovery_browser import PASSPHRASE, RecoveryBrowser, text_of
-from tests.waiting import pause, until, until_no
+from tests.waiting import stays, until, until_no
 
 CANARY = "canary-of-a-secret-variable"
 PERSON, PASSWORD = "ada", "a password of ada, long enough"
@@ -128,7 +128,7 @@ class RecoveryDrill:
         lost, backup = self.lost, self.folder / "fleet.backup"
         (self.folder / "passphrase").write_text(PASSPHRASE)
         load = Load(lost, self.models).start()
-        pause(2)
+        until(lambda: load.good >= len(self.models), "the load", 30)
         lost.manage("backup", "create", str(backup), "--passphrase-file", str(self.folder / "passphrase"))
         lost.kill()
         self.answered_under_load = load.stop()
@@ -148,15 +148,16 @@ class RecoveryDrill:
             done = browser.install(preview)
             assert "The backup is installed" in text_of(done), text_of(done)
         waiting = set(self.models)
-        while waiting:
-            if time.monotonic() - began > 180:
-                raise Failed(f"no answer of {waiting}:\n" + "\n".join(found.lines) + found.logs())
+
+        def all_answered() -> bool:
             for model in sorted(waiting):
                 with suppress(Failed, OSError, http.client.HTTPException, AssertionError):
                     found.chat(model, key=self.key)
                     waiting.discard(model)
                     self.times.first = self.times.first or time.monotonic() - began
-            pause(0.1)
+            return not waiting
+
+        until(all_answered, "answers:\n" + "\n".join(found.lines), 180, every=0.1)
         self.times.all_models = time.monotonic() - began
         until(self._all_online, "all nodes", 120, every=0.3)
         self.times.all_nodes = time.monotonic() - began
@@ -206,10 +207,11 @@ class RecoveryDrill:
         )
         answer = json.loads(said)
         assert status == 202 or (status, answer["code"]) == (409, "master_fenced"), said
-        pause(10)
+        stays(
+            lambda: {name: lost.engines(name) for name in self.remote} == self.engines, "the engines as they were", 10
+        )
         if status == 202:
             assert lost.api("GET", f"operations/{answer['id']}")["outcome"] != "succeeded"
-        assert {model: lost.engines(model) for model in self.remote} == self.engines
         for name in self.remote:
             until_no((Failed, OSError), lambda name=name: self.found.chat(name, key=self.key), 20, every=0.2)
         return states()

@@ -27,13 +27,13 @@ def section(title):
 
 
 def commands(title):
-    """The shell commands of a section, in their order."""
+    """Return the shell commands of a section, in their order."""
     blocks = re.findall(r"^ *```sh\n(.*?)^ *```", section(title), re.MULTILINE | re.DOTALL)
     return [line.strip() for block in blocks for line in block.splitlines()]
 
 
 def labels(title):
-    """What a section has a person press or tick."""
+    """Return the labels that a section has a person press or tick."""
     return re.findall(r"\*\*([^*]+)\*\*", section(title))
 
 

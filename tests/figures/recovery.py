@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from tests.e2e.host import Host
 from tests.e2e.recovery_browser import PASSPHRASE
 from tests.e2e.recovery_drill import RecoveryDrill
 from tests.figures.figure import Figure, exactly, under
-from tests.waiting import pause
 
 _NODES = 3
 _MODELS = 300
@@ -158,8 +156,9 @@ class _Installer:
             pass
         began = time.monotonic()
         if kill_after is not None:
-            pause(kill_after)
-            process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(kill_after)
+            process.kill()
         process.communicate(timeout=120)
         return time.monotonic() - began
 

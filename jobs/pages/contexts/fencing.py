@@ -8,6 +8,7 @@ from django.utils.functional import SimpleLazyObject
 
 from jobs import queries
 from jobs.kinds.takeover import CONTINUE, NAME
+from jobs.loops import configured_takeover
 from jobs.pages.contexts.rows import OperationRow, row
 from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings
@@ -35,6 +36,8 @@ class FencingBanner:
     waiting: tuple[WaitingNode, ...]
     operation: OperationRow | None
     recovery_option: str = ""
+    by_itself: bool = False
+    """True while a flag file requests a takeover, which then starts without anybody."""
 
     @property
     def shown(self) -> bool:
@@ -57,6 +60,7 @@ def read_banner() -> FencingBanner:
         option=_option_text(),
         waiting=tuple(waiting(node) for node in node_queries.waiting_for_continuation()),
         operation=row(opened) if opened else None,
+        by_itself=opened is None and configured_takeover.has_flag(),
         recovery_option=recovery_mode.left_set_text(settings()) if recovery_mode.is_left_set(settings()) else "",
     )
 
