@@ -4,6 +4,7 @@ MirbadError
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
+├── RecoveryMode                 503
 ├── LeaseLost                    internal: another worker has the operation
 └── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
@@ -32,6 +33,13 @@ class MasterNotEmpty(MirbadError):
 
     code = "master_not_empty"
     http_status = 409
+
+
+class RecoveryMode(MirbadError):
+    """The master is in recovery mode: it waits for a backup, and does nothing else."""
+
+    code = "recovery_mode"
+    http_status = 503
 
 
 class LeaseLost(MirbadError):

@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
+import structlog
 from django.core.asgi import get_asgi_application
 
 from mirbad.bundles import SENT_HOST
-from mirbad.kernel import files, logs
+from mirbad.kernel import files, logs, recovery_mode
+from mirbad.kernel.conf import settings
 from mirbad.tasking import heartbeat
 from models_app.gateway import core
 
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from models_app.gateway.errors import GatewayError
     from models_app.gateway.service import Receive, Scope, Send
 
+log = structlog.get_logger(__name__)
 
+_LOOK_SECONDS = 0.5
 SWITCH_SECONDS = 0.0005
 """The time for which a thread keeps Python's lock while the event loop waits for it, several times a response."""
 
@@ -48,6 +53,22 @@ async def _refuse(send: "Send", error: "GatewayError", path: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+async def _end_with_recovery() -> None:
+    """Settle an installation that was interrupted, and end this process once the recovery mode is over."""
+    from channels.db import database_sync_to_async
+
+    from jobs.backup import installation
+
+    try:
+        await database_sync_to_async(installation.settle)()
+    except Exception:
+        log.exception("an interrupted installation cannot be settled now")
+    while recovery_mode.is_on(settings()):  # noqa: ASYNC110  files signal nothing
+        await asyncio.sleep(_LOOK_SECONDS)
+    log.warning("the recovery mode is over; this process ends and is started again")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Application:
     """The application of one web process: routes scopes, and starts and stops the gateway."""
 
@@ -59,15 +80,18 @@ class Application:
 
         from mirbad import health
         from mirbad.accounts.door import LoginDoor
-        from mirbad.api.bodylimit import BodyLimit
-        from mirbad.routing import OriginGuard, websocket_urlpatterns
+        from mirbad.accounts.upload_door import UploadDoor
+        from mirbad.routing import OriginGuard, no_socket_in_recovery, websocket_urlpatterns
         from models_app.gateway import internal
 
-        self._django = LoginDoor(BodyLimit(django))
+        self._django = LoginDoor(UploadDoor(django))
         self._alive = health.alive
         self._gateway = internal.process_gateway()
-        self._websockets = OriginGuard(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))
+        self._recovering = recovery_mode.is_on(settings())
+        sockets = no_socket_in_recovery if self._recovering else AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+        self._websockets = OriginGuard(sockets)
         self._heartbeat: heartbeat.Heartbeat | None = None
+        self._end_of_recovery: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Serve one ASGI scope: http, websocket or lifespan."""
@@ -96,7 +120,10 @@ class Application:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await self._gateway.start()
-                self._heartbeat = heartbeat.start("web")
+                if self._recovering:
+                    self._end_of_recovery = asyncio.create_task(_end_with_recovery(), name="end of the recovery mode")
+                else:
+                    self._heartbeat = heartbeat.start("web")
                 # All objects that exist now live until the end, those of all pages too. A full collection would scan
                 # them for cycles, which takes longer than most responses and stalls every stream.
                 await asyncio.to_thread(_load_pages)
@@ -107,6 +134,9 @@ class Application:
                 if self._heartbeat is not None:
                     await asyncio.to_thread(self._heartbeat.stop)
                 await self._gateway.stop()
+                if self._recovering and not recovery_mode.is_on(settings()):
+                    # Responses are sent by now. Whoever supervises this process starts it again, as a usual master.
+                    os._exit(recovery_mode.START_AGAIN)
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 

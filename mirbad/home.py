@@ -7,6 +7,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
+from jobs.backup import installation
+from jobs.loops import configured_takeover
 from jobs.pages.contexts import operations as jobs
 from jobs.pages.contexts.rows import OperationRow
 from mirbad.kernel.errors import Unavailable
@@ -187,10 +189,14 @@ def _of_master() -> Iterable[Attention]:
         yield Attention("bad", "shield-alert", title, identity.fenced_reason, reverse("nodes:list"), "Open nodes")
     if windows.is_recovering():
         detail = (
-            "MIRBAD_RECOVERY_MODE, or the file recovery in the data folder, has /v1 answer 503. It restores nothing. "
-            "Remove it, and after the setting restart Mirbad."
+            "MIRBAD_RECOVERY_MODE, or the file recovery in the data folder, asks for the recovery mode. /v1 is closed "
+            "already, and at its next start this master is in recovery mode. Remove it."
         )
         yield Attention("bad", "ban", "/v1 is paused", detail, reverse("models:list"), "Open models")
+    if (recovery := installation.installed()) is not None and configured_takeover.is_coming():
+        title = f"This master was recovered from {recovery.backup}"
+        detail = "It takes the nodes over by itself. Engines keep running."
+        yield Attention("busy", "hourglass", title, detail, reverse("jobs:backup-recovered"), "Show progress")
     try:
         alive = heartbeat.alive()
     except Unavailable as error:

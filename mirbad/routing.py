@@ -13,6 +13,7 @@ log = structlog.get_logger(__name__)
 
 _MOST_REPORTED = 100
 _NOT_FOUND = b"There is no websocket at this address.\n"
+_RECOVERING = b"The master is in recovery mode.\n"
 
 
 async def _no_socket(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -24,6 +25,17 @@ async def _no_socket(scope: dict[str, Any], receive: Any, send: Any) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(_NOT_FOUND)).encode())]
     await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": _NOT_FOUND})
+
+
+async def no_socket_in_recovery(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Refuse a websocket while the master is in recovery mode: nothing changes that a page could show."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1013})
+        return
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(_RECOVERING)).encode())]
+    await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": _RECOVERING})
 
 
 _anywhere: Any = _no_socket  # Channels routes to ASGI applications, which the types of Django's routes do not know

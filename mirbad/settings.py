@@ -5,9 +5,11 @@ from typing import Any
 
 import dj_database_url
 
+from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings as read
 
 _SETTINGS = read()
+_RECOVERING = recovery_mode.is_on(_SETTINGS)
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 # A process that does not serve (a check, a schema dump) may run before `make up` created the key.
@@ -63,7 +65,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
 ]
 
-ROOT_URLCONF = "mirbad.urls"
+ROOT_URLCONF = "mirbad.recovery_urls" if _RECOVERING else "mirbad.urls"
 ASGI_APPLICATION = "mirbad.asgi.application"
 
 TEMPLATES: list[dict[str, Any]] = [
@@ -103,7 +105,8 @@ DATABASES: dict[str, Any] = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = _SETTINGS.redis_url
+# In recovery mode there is one process, and no broker.
+REDIS_URL = "" if _RECOVERING else _SETTINGS.redis_url
 CHANNEL_LAYERS: dict[str, Any] = (
     {
         "default": {
@@ -114,6 +117,10 @@ CHANNEL_LAYERS: dict[str, Any] = (
     if REDIS_URL
     else {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 )
+
+# Uploaded backups are large and secret: on the disk of the data folder, which is private, not in a /tmp of memory.
+_UPLOADS = _SETTINGS.data / "uploads"
+FILE_UPLOAD_TEMP_DIR = str(_UPLOADS) if _UPLOADS.is_dir() else None
 
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
 PASSWORD_HASHERS = ["mirbad.accounts.hashing.BoundedArgon2", "mirbad.accounts.hashing.BoundedPBKDF2"]

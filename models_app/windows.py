@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
-from mirbad.kernel import clock
+from mirbad.kernel import clock, recovery_mode
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, NotFound
 from mirbad.live import invalidations
@@ -19,8 +19,6 @@ from models_app.models import MaintenanceWindow
 from nodes import queries as node_queries
 
 SHORTEST_ESTIMATE = timedelta(seconds=30)
-RECOVERY_MARKER = "recovery"
-FLEET_RESTORE = "fleet-restore"
 _SEVERAL = 2
 
 
@@ -110,9 +108,8 @@ def retry_seconds(window: MaintenanceWindow, now: datetime) -> int:
 
 
 def is_recovering() -> bool:
-    """Return whether the recovery mode closes `/v1`: by its setting, or by the file ``recovery`` in its data."""
-    read = settings()
-    return read.recovery_mode == FLEET_RESTORE or (read.data / RECOVERY_MARKER).is_file()
+    """Return whether the recovery mode closes `/v1`."""
+    return recovery_mode.is_on(settings())
 
 
 def _until(window: MaintenanceWindow, now: datetime) -> datetime:

@@ -4,13 +4,13 @@ All rows are written in one transaction. The master gets a new instance id at it
 another place, and commands no node until a takeover; the file that requests one is there before the rows are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import Group, User
-from django.db import transaction
+from django.db import connection, transaction
 
 from audit import checkpoints
 from audit import log as audit_log
@@ -33,6 +33,11 @@ from nodes.states import APPROVED
 Sealed = list[records.SecretRecord]
 R = TypeVar("R", bound=records.SecretRecord)
 
+_LOCK = 0x6D697262
+"""The number of the lock of PostgreSQL that installations hold: "mirb"."""
+
+_LOCK_SECONDS = 60
+
 _UNBOUND = "recovered"
 """The place that the identity of a recovered master is bound to: none, so that its next start binds it."""
 
@@ -45,15 +50,21 @@ class Recovered:
     notes: tuple[str, ...]
 
 
-def recover(path: Path, passphrase: str, flag: Path, asked_by: str) -> Recovered:
-    """Install the backup `path` on this empty master, whose tables exist. `flag` is the file that requests a takeover.
+Stage = Callable[[Recovered], None]
 
-    The whole backup is read first. All or nothing: after an error or a crash the master is as empty as before.
-    Raises MasterNotEmpty, BackupUnsuitable, OSError.
+
+def recover(path: Path, passphrase: str, stage: Stage, asked_by: str, *, name: str = "") -> Recovered:
+    """Write the rows of the backup `path` on this empty master, whose tables exist. `name` is its name for people.
+
+    The whole backup is read first. `stage` is called before the rows are committed, and prepares the request of a
+    takeover. All or nothing: after an error or a crash the master is as empty as before. Raises MasterNotEmpty,
+    BackupUnsuitable, OSError.
     """
+    name = name or path.name
     manifest = verification.verify(path, passphrase)
     _require_ca(manifest)
     with container.opened(path) as backup, transaction.atomic():
+        one_at_a_time()
         require_empty()
         configuration = list(verification.configuration(backup))
         sealed = list(verification.secrets(backup, passphrase))
@@ -62,11 +73,26 @@ def recover(path: Path, passphrase: str, flag: Path, asked_by: str) -> Recovered
         _write_people(sealed)
         routing.bump()
         made = f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"
-        detail = f"fleet recovered from {path.name} of master {manifest.instance_id}, made {made}; asked by {asked_by}"
-        audit_log.record("restore", system("restore"), target=path.name, detail=detail)
-        # Before the rows: without it nobody would take over. Of an empty master a takeover reaches no node.
-        flag.touch(mode=0o600)
-    return Recovered(manifest, tuple(notes))
+        detail = f"fleet recovered from {name} of master {manifest.instance_id}, made {made}; asked by {asked_by}"
+        audit_log.record("restore", system("restore"), target=name, detail=detail)
+        recovered = Recovered(manifest, tuple(notes))
+        stage(recovered)
+    return recovered
+
+
+def one_at_a_time() -> None:
+    """Wait for the end of a transaction that installs, also of one whose process was killed. In a transaction."""
+    # Transactions of SQLite take the write lock as they begin.
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+
+
+def require_suitable(manifest: BackupManifest) -> None:
+    """Raise BackupUnsuitable for a backup that cannot rebuild a master, whatever is in it."""
+    _require_ca(manifest)
 
 
 def require_empty() -> None:
@@ -77,6 +103,7 @@ def require_empty() -> None:
         ("API key", ApiKey.objects.values_list("name", flat=True)),
         ("used join token of", JoinToken.objects.exclude(used_at=None).values_list("node_id_text", flat=True)),
         ("certificate authority", Authority.objects.values_list("sha256", flat=True)),
+        ("identity", MasterIdentity.objects.values_list("instance_id", flat=True)),
     ]
     problems = [
         {"code": "master_not_empty", "message": f"{what} {name}"} for what, names in found for name in list(names[:20])

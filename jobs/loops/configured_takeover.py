@@ -38,8 +38,13 @@ def look_once() -> int:
 
 def is_coming() -> bool:
     """Return whether a takeover is open, or requested by the flag file or the option."""
-    requested = settings().fencing_takeover or (settings().data / FLAG).exists()
+    requested = settings().fencing_takeover or has_flag()
     return (requested and not fencing.stands_down()) or unfinished().filter(kind=NAME).exists()
+
+
+def has_flag() -> bool:
+    """Return whether the flag file requests a takeover; no query."""
+    return (settings().data / FLAG).exists()
 
 
 def at_start() -> bool:

@@ -2,10 +2,22 @@
 
 from django.urls import path
 
-from jobs.pages.views import ca, downloads, fencing, images, moves, nodes, operations, replicas, start_confirmation
+from jobs.pages.views import (
+    backup_recovered,
+    ca,
+    downloads,
+    fencing,
+    images,
+    moves,
+    nodes,
+    operations,
+    replicas,
+    start_confirmation,
+)
 
 app_name = "jobs"
 urlpatterns = [
+    path("backup/recovered", backup_recovered.page, name="backup-recovered"),
     path("fencing/-/banner", fencing.banner, name="fencing-banner"),
     path("fencing/stand-down", fencing.stand_down, name="stand-down"),
     path("fencing/takeover", fencing.take_over, name="takeover"),

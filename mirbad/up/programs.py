@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.common import listening
+from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import Settings
 from mirbad.up import broker
 
@@ -27,6 +28,8 @@ class Program:
     stop_seconds: int
     autostart: bool = True
     scrubbed: bool = False
+    ends_with: int | None = None
+    """The exit code of an end that is meant; on any other end it is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,11 @@ def agent(layout: Layout, *arguments: str) -> tuple[str, ...]:
     return (layout.python, "-m", "agent", *arguments, "--config", str(layout.agent_config))
 
 
+def in_recovery(layout: Layout) -> tuple[Program, ...]:
+    """Return the processes of the recovery mode: web alone. It ends when the mode is over."""
+    return (Program("web", web(layout), 20, 10, ends_with=recovery_mode.START_AGAIN),)
+
+
 def programs(layout: Layout) -> tuple[Program, ...]:
     """Return all processes in the order in which they start. The agent waits until it has an identity."""
     own = [
@@ -181,7 +189,8 @@ def _section(layout: Layout, program: Program) -> dict[str, object]:
         "command": shlex.join(with_parent_death(layout, program.command, scrubbed=program.scrubbed)),
         "priority": program.priority,
         "autostart": str(program.autostart).lower(),
-        "autorestart": "true",
+        "autorestart": "true" if program.ends_with is None else "unexpected",
+        "exitcodes": 0 if program.ends_with is None else program.ends_with,
         "startsecs": 2,
         "startretries": 6,
         "stopsignal": "TERM",

@@ -7,7 +7,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from mirbad.kernel import clock
+from mirbad.kernel import clock, recovery_mode
 from mirbad.kernel.conf import Settings
 from mirbad.up import broker, database_files, folder, ports, programs, restore, supervisor
 from mirbad.up.errors import CannotStart
@@ -39,7 +39,7 @@ class Session:
         self._bootstrap: subprocess.Popen[bytes] | None = None
         self._bootstrap_failed = False
         self._prepared = False
-        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._recovering = False
         self._selector = selectors.DefaultSelector()
         self._unread = b""
         self._seen: dict[str, ProcessState] = {}
@@ -51,9 +51,8 @@ class Session:
     def run(self) -> int:
         """Start, run until asked to stop, stop. Returns the exit code. Raises CannotStart."""
         self._make_ready()
-        self._start_bootstrap()
         self._selector.register(self._stops.wakeup, selectors.EVENT_READ)
-        self._selector.register(self._reader, selectors.EVENT_READ)
+        self._start_bootstrap()
         while not self._stops.count and not (self._bootstrap_failed and not self._prepared):
             for key, _ in self._selector.select(timeout=0.5):
                 if key.fd == self._reader:
@@ -117,42 +116,63 @@ class Session:
 
     def _start_bootstrap(self) -> None:
         command = (self._layout.python, "-m", "mirbad.up.bootstrap")
-        os.set_inheritable(self._writer, True)
+        self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._reader, selectors.EVENT_READ)
+        os.set_inheritable(writer, True)
         self._bootstrap = subprocess.Popen(  # noqa: S603  our own interpreter and module
             programs.with_parent_death(self._layout, command),
             cwd=self._layout.root,
-            env={**self._environ, REPORT: str(self._writer)},
+            env={**self._environ, REPORT: str(writer)},
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._writer,),
+            pass_fds=(writer,),
             start_new_session=True,
         )
-        os.close(self._writer)
+        os.close(writer)
 
     def _read_reports(self) -> None:
         data = os.read(self._reader, 4096)
         if not data:  # the other end is closed
             self._selector.unregister(self._reader)
+            os.close(self._reader)
+            return
         self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             self._reported(line.decode())
 
     def _reported(self, word: str) -> None:
-        if word == "prepared":
-            self._prepared = True
+        if word in {"prepared", "recovering"}:
+            self._prepared, self._recovering = True, word == "recovering"
             self._start_supervisord()
         elif word == "joined":
             with Control(self._layout.control_socket) as control:
                 control.start("agent")
 
     def _start_supervisord(self) -> None:
-        self._supervisord = supervisor.start(self._layout, self._environ)
+        of = programs.in_recovery(self._layout) if self._recovering else None
+        self._supervisord = supervisor.start(self._layout, self._environ, of)
+
+    def _leave_recovery(self, supervisord: subprocess.Popen[bytes]) -> None:
+        """Start everything again, as a usual master."""
+        self._progress.note("The recovery mode is over. Starting everything.")
+        if self._bootstrap is not None:
+            self._bootstrap.terminate()
+            self._bootstrap.wait()
+        Shutdown(self._layout, self._environ, self._progress, self._stops).end(supervisord)
+        self._supervisord = None
+        self._recovering = self._prepared = False
+        self._seen.clear()
+        self._pids.clear()
+        self._start_bootstrap()
 
     def _tend(self) -> None:
         if self._bootstrap is not None and (code := self._bootstrap.poll()) is not None:
             self._bootstrap = None
             self._bootstrap_failed = code != 0
         if self._supervisord is None:
+            return
+        if self._recovering and not recovery_mode.is_on(self._settings):
+            self._leave_recovery(self._supervisord)
             return
         if (ended := self._supervisord.poll()) is not None:
             self._progress.warn(f"supervisord exited (code {ended}) with all processes; restarting them.")
@@ -168,7 +188,11 @@ class Session:
 
     def _give_sign_of_life(self) -> None:
         embedded = self._layout.embeds_broker
-        if self._heartbeat is not None or (embedded and not broker.socket_path(self._layout.runtime).exists()):
+        if (
+            self._heartbeat is not None
+            or self._recovering
+            or (embedded and not broker.socket_path(self._layout.runtime).exists())
+        ):
             return
         os.environ.update(self._environ)
         from mirbad.kernel import logs

@@ -36,7 +36,7 @@ class Shutdown:
             self._progress.now("stopping the engines of this machine")
         engines_ended = self._stop_engines()
         if supervisord is not None:
-            self._end(supervisord)
+            self.end(supervisord)
         return clean and engines_ended and not self._stops.hurried
 
     def _in_order(self, control: Control) -> None:
@@ -46,6 +46,7 @@ class Shutdown:
             self._stop(control, ("agent",), _AGENT_SECONDS, "stopping the agent")
 
     def _stop(self, control: Control, names: tuple[str, ...], seconds: float, text: str) -> None:
+        names = tuple(name for name in names if name in control.states())  # of a recovery mode there is web alone
         for name in names:
             control.stop(name)
         deadline = time.monotonic() + seconds
@@ -91,7 +92,8 @@ class Shutdown:
             self._progress.warn(f"Not all of this machine's engines were stopped: {last}")
         return ending.returncode == 0
 
-    def _end(self, supervisord: subprocess.Popen[bytes]) -> None:
+    def end(self, supervisord: subprocess.Popen[bytes]) -> None:
+        """End supervisord with all of its processes."""
         if not self._stops.hurried:
             with contextlib.suppress(NotResponding), Control(self._layout.control_socket) as control:
                 control.shutdown()

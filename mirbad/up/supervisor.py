@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from mirbad.up import programs
-from mirbad.up.programs import Layout
+from mirbad.up.programs import Layout, Program
 
 _STOPPED = frozenset({"STOPPED", "EXITED", "FATAL", "UNKNOWN"})
 
@@ -88,9 +88,12 @@ def _state(row: dict[str, Any]) -> ProcessState:
     )
 
 
-def start(layout: Layout, environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Write the configuration and start supervisord, in a session of its own (Ctrl-C reaches only us)."""
-    text = programs.configuration(layout, programs.programs(layout))
+def start(layout: Layout, environ: dict[str, str], of: tuple[Program, ...] | None = None) -> subprocess.Popen[bytes]:
+    """Write the configuration and start supervisord, in a session of its own (Ctrl-C reaches only us).
+
+    `of` are its processes, all of a usual master if it is None.
+    """
+    text = programs.configuration(layout, programs.programs(layout) if of is None else of)
     layout.configuration.write_text(text)
     layout.configuration.chmod(0o600)
     layout.control_socket.unlink(missing_ok=True)

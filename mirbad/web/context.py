@@ -27,6 +27,7 @@ _OWN_PLACE = {
     "jobs:stand-down": "nodes",
     "jobs:takeover": "nodes",
     "jobs:takeover-continue": "nodes",
+    "jobs:backup-recovered": "nodes",
     "jobs:model-start-ask": "models",
     "jobs:model-move": "models",
     "jobs:model-unplace": "models",

@@ -201,7 +201,7 @@ def restoring() -> GatewayError:
     """Return 503: the recovery mode closes the API until a person ends it."""
     return maintenance(
         "The master is in recovery mode (MIRBAD_RECOVERY_MODE, or the file 'recovery' in its data folder). "
-        "The API is paused until its operator ends that.",
+        "It waits for a backup, and the API is paused meanwhile.",
         0,
     )
 

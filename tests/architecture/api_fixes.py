@@ -145,6 +145,7 @@ FIXES = {
     "rate_limited": "Wait as long as `Retry-After` says.",
     "reauthentication_failed": "Sign in on the pages, or use a token of an owner.",
     "record_lost": "Stop the engine, and start its model again; the agent lost its record.",
+    "recovery_mode": "Install a backup on the page `/backup`, or remove the setting or the marker file.",
     "registry_forbidden": "Give the account that the sentence names access, or log in with another by its command.",
     "registry_rate_limited": "Wait, or log in by the command in the sentence with an account that may pull more.",
     "registry_unauthorized": "Run the command in the sentence on the node: `docker login` as the agent's user.",

@@ -6,6 +6,7 @@ from typing import Any
 from django.urls import URLPattern, URLResolver, get_resolver
 from rest_framework.permissions import SAFE_METHODS
 
+from mirbad import recovery_urls
 from mirbad.accounts.permissions import RolePermission
 from mirbad.kernel.roles import OPERATOR, OWNER, VIEWER
 
@@ -55,3 +56,16 @@ def test_the_open_routes_are_these_and_no_others() -> None:
     routes = {route for route, _ in all_routes()}
     assert {route for route in OPEN if not route.startswith("agent/bundles")} <= routes
     assert any(route.startswith("agent/bundles") for route in routes)
+
+
+IN_RECOVERY = {
+    "healthz": None, "readyz": None, "login": None, "logout": None, "backup/recovered": None, "": None,
+    "^(?:api|metrics|agent/bundles)(?![^/])": None,
+    "backup": OWNER, "backup/recover/upload": OWNER, "backup/recover/install": OWNER,
+}  # fmt: skip
+"""Every route of the recovery mode with its role. Those without one read nothing, or are the log-in."""
+
+
+def test_in_recovery_mode_there_are_these_routes_and_no_others() -> None:
+    found = {route: getattr(view, "required_role", None) for route, view in _routes(recovery_urls.urlpatterns)}
+    assert found == IN_RECOVERY

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from mirbad import recovery_urls
 from mirbad.web.context import _OWN_PLACE
 from tests.architecture.source import ROOT, modules, name
 
@@ -100,7 +101,7 @@ def _known() -> set[str]:
             elif entry.name:
                 yield prefix + entry.name
 
-    return set(walk(get_resolver().url_patterns, ""))
+    return set(walk([*get_resolver().url_patterns, *recovery_urls.urlpatterns], ""))
 
 
 def test_every_link_upwards_is_listed_and_every_listed_one_is_used() -> None:

@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from tests.bench.services import Missing, postgres
 from tests.e2e.fleet import Failed, Fleet
 from tests.e2e.host import Host, require_root_and_tools
 from tests.e2e.joining import is_online, join
+from tests.e2e.recovery_drill import RecoveryDrill
 from tests.waiting import until, until_no
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -84,3 +86,27 @@ def test_a_lost_master_comes_back_from_its_backup_and_no_engine_ends(host, wheel
     finally:
         found.close()
         lost.close()
+
+
+@pytest.fixture
+def database():
+    try:
+        with postgres() as url:
+            yield url
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+def test_a_master_comes_back_by_the_page_on_another_database_and_the_old_one_commands_nothing(
+    host, wheels, tmp_path, database
+):
+    drill = RecoveryDrill(tmp_path, [host], wheels, database)
+    try:
+        drill.build()
+        drill.recover(drill.lose())
+        drill.check_that_all_is_there()
+        drill.start_the_old_one()
+        assert drill.check_that_the_old_one_commands_nothing() == ["PendingTakeover"]
+        print(f"# from the confirmation to the first chat: {drill.times.first:.1f} s")
+    finally:
+        drill.close()

@@ -17,8 +17,8 @@ def layout(tmp_path, **settings):
     return Layout(Settings(data=data, **settings), tmp_path)
 
 
-def parsed(given):
-    given.configuration.write_text(programs.configuration(given, programs.programs(given)))
+def parsed(given, of=None):
+    given.configuration.write_text(programs.configuration(given, of or programs.programs(given)))
     options = ServerOptions()
     options.realize(["-c", str(given.configuration)])
     return {
@@ -84,3 +84,11 @@ def test_forwarding_headers_are_believed_from_listed_proxies_alone(tmp_path):
     other.mkdir()
     command = programs.web(layout(other, trusted_proxies=("10.0.0.1", "10.0.0.2")))
     assert command[command.index("--forwarded-allow-ips") + 1] == "10.0.0.1,10.0.0.2"
+
+
+def test_in_recovery_mode_there_is_web_alone_and_its_end_is_meant(tmp_path):
+    given = layout(tmp_path)
+    processes, _ = parsed(given, programs.in_recovery(given))
+    assert set(processes) == {"web"}
+    assert processes["web"].exitcodes == [75]
+    assert processes["web"].autorestart is not True, "on another end alone"

@@ -8,7 +8,9 @@ from django.utils.functional import SimpleLazyObject
 
 from jobs import queries
 from jobs.kinds.takeover import CONTINUE, NAME
+from jobs.loops import configured_takeover
 from jobs.pages.contexts.rows import OperationRow, row
+from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings
 from nodes import queries as node_queries
 from nodes.models import MasterIdentity, Node
@@ -33,11 +35,14 @@ class FencingBanner:
     option: str
     waiting: tuple[WaitingNode, ...]
     operation: OperationRow | None
+    recovery_option: str = ""
+    by_itself: bool = False
+    """True while a flag file requests a takeover, which then starts without anybody."""
 
     @property
     def shown(self) -> bool:
         """True when there is anything to show."""
-        return bool(self.reason or self.option or self.waiting or self.operation)
+        return bool(self.reason or self.option or self.waiting or self.operation or self.recovery_option)
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -55,6 +60,8 @@ def read_banner() -> FencingBanner:
         option=_option_text(),
         waiting=tuple(waiting(node) for node in node_queries.waiting_for_continuation()),
         operation=row(opened) if opened else None,
+        by_itself=opened is None and configured_takeover.has_flag(),
+        recovery_option=recovery_mode.left_set_text(settings()) if recovery_mode.is_left_set(settings()) else "",
     )
 
 

@@ -25,6 +25,18 @@ def _headers() -> dict[str, str]:
     return {"Host": f"127.0.0.1:{settings().port}"}
 
 
+def is_alive() -> bool:
+    """Return whether the web process answers."""
+    connection = _connection(3)
+    try:
+        connection.request("GET", "/healthz", headers=_headers())
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def unready_reasons() -> list[str]:
     """Return the reasons of ``/readyz`` why the master is not ready; empty when it is."""
     connection = _connection(3)

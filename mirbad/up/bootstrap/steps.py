@@ -3,10 +3,15 @@
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable
 
+import structlog
+
+from jobs.backup import installation
 from jobs.loops import configured_takeover, resume
 from mirbad import checks
+from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
@@ -21,12 +26,17 @@ from nodes.pki import authority, store
 
 _SERVICES_SECONDS = 90.0
 
+log = structlog.get_logger(__name__)
+
 
 def run(progress: ProgressDisplay, report: Callable[[str], None]) -> bool:
     """Do all missing steps; False when something failed after the services were up (it was printed)."""
+    applied = _migrate(progress)
+    if recovery_mode.is_on(settings()):
+        return _recover(progress, report)
     layout = Layout(settings(), folder.runtime_dir(settings().data))
     environ = dict(os.environ)
-    key = _prepare(progress)
+    key = _prepare(progress, applied)
     report("prepared")
     words, problem, lacks_node = None, "", True
     try:
@@ -45,10 +55,40 @@ def run(progress: ProgressDisplay, report: Callable[[str], None]) -> bool:
     return not problem
 
 
-def _prepare(progress: ProgressDisplay) -> str | None:
+def _migrate(progress: ProgressDisplay) -> int:
+    """Make the tables, and settle an installation that was interrupted: it decides what this master is."""
     for doubt in checks.environment():
         progress.warn(f"{doubt.msg} {doubt.hint}")
     applied = database.migrate(progress)
+    was_on = recovery_mode.is_on(settings())
+    if installation.settle():
+        progress.note("Settled the installation of a backup that was interrupted.")
+    if was_on and not recovery_mode.is_on(settings()):
+        # The settings of this process are those of the recovery mode.
+        os.execv(sys.executable, (sys.executable, "-m", "mirbad.up.bootstrap"))  # noqa: S606  our own interpreter
+    return applied
+
+
+def _recover(progress: ProgressDisplay, report: Callable[[str], None]) -> bool:
+    """Make nothing but the account of the admin, and wait for the pages of the recovery."""
+    people.ensure_password()
+    report("recovering")
+
+    def why_not() -> str:
+        return "" if smoke_test.is_alive() else "waiting for the pages"
+
+    waiting.until(progress, why_not, seconds=_SERVICES_SECONDS, failure="The pages cannot be opened")
+    progress.done("Recovery mode: the pages can be opened")
+    lines = ["", f"  Recovery mode      {web_url(settings())}/backup", _log_in()]
+    progress.plain("\n".join([*lines, "", "  Stop with Ctrl-C.", ""]))
+    return True
+
+
+def _prepare(progress: ProgressDisplay, applied: int) -> str | None:
+    if recovery_mode.is_left_set(settings()):
+        text = recovery_mode.left_set_text(settings())
+        log.warning(text)
+        progress.warn(text)
     # opened here, so that another secret key is reported before processes fail because of it
     store.client_identity(authority.ensure())
     people.ensure_password()
@@ -88,17 +128,12 @@ def summary(key: str | None, words: str | None, problem: str = "") -> str:
     `words` is the streamed completion, None when there was none; `problem` is why this machine's node is not there.
     """
     url = web_url(settings())
-    password = people.password_path() if settings().admin_password is None else "from MIRBAD_ADMIN_PASSWORD"
     lines = ["", f"  Mirbad is up       {url}"]
     if problem:
         lines = ["", f"  Not ready          Node {settings().bootstrap_node} of this machine is missing. {problem}"]
         lines += ["  Next               fix this and run make up again; manage.py status shows the node"]
         lines += [f"  Pages              {url}"]
-    lines.append(
-        "  Log-in             disabled (MIRBAD_ADMIN_PASSWORD is empty)"
-        if settings().admin_password == ""
-        else f"  Log in as admin    password: {password}"
-    )
+    lines.append(_log_in())
     shown_key = people.key_path() if key else "revoked; create another: manage.py api-key create NAME"
     lines.append(f"  First API key      {shown_key}")
     if words is not None:
@@ -109,3 +144,10 @@ def summary(key: str | None, words: str | None, problem: str = "") -> str:
         lines += ["  Try it:", "", f'curl -N {url}/v1/chat/completions -H "Authorization: Bearer {read}" \\']
         lines += [f"  -H 'Content-Type: application/json' -d '{json.dumps(chat)}'"]
     return "\n".join([*lines, "", "  Stop with Ctrl-C.", ""])
+
+
+def _log_in() -> str:
+    if settings().admin_password == "":
+        return "  Log-in             disabled (MIRBAD_ADMIN_PASSWORD is empty)"
+    password = people.password_path() if settings().admin_password is None else "from MIRBAD_ADMIN_PASSWORD"
+    return f"  Log in as admin    password: {password}"

@@ -58,13 +58,17 @@ def flag(tmp_path):
     return tmp_path / "takeover"
 
 
+def recover(path, flag):
+    return recovery.recover(path, PASSPHRASE, lambda _: flag.touch(mode=0o600), "somebody")
+
+
 def is_empty() -> bool:
     rows = (Node, ModelDefinition, Placement, ApiKey, AdminToken, Authority, MasterIdentity, AuditLine, LogKey)
     return not any(row.objects.exists() for row in rows)
 
 
 def test_the_master_is_that_of_the_backup(backup, flag, secrets):
-    done = recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    done = recover(backup, flag)
     assert done.notes == ()
     assert stat.S_IMODE(flag.stat().st_mode) == 0o600
     again = backup.with_name("again.backup")
@@ -80,7 +84,7 @@ def test_the_master_is_that_of_the_backup(backup, flag, secrets):
 def test_secrets_open_under_the_key_of_this_master(backup, flag, secrets, monkeypatch):
     other = settings().model_copy(update={"secret_key": "another secret key of another master, long enough"})
     monkeypatch.setattr("mirbad.kernel.seal.settings", lambda: other)
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     assert specs.unseal_env(ModelDefinition.objects.get(pk="m1")) == {"HF_TOKEN": f"{CANARY}-1"}
     assert store.issuer()
     assert b"PRIVATE KEY" in store.client_identity(store.master()).key_pem
@@ -90,7 +94,7 @@ def test_secrets_open_under_the_key_of_this_master(backup, flag, secrets, monkey
 
 def test_it_commands_nobody_until_a_takeover(backup, flag):
     old = read(backup)["master"][0]
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     authority.ensure()
     row = MasterIdentity.objects.get()
     assert row.epoch == old.epoch
@@ -100,7 +104,7 @@ def test_it_commands_nobody_until_a_takeover(backup, flag):
 
 def test_models_that_ran_are_wanted_again_and_their_engines_known(backup, flag):
     ids = {part.id for model in read(backup)["model"] for part in model.placements}
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     assert set(Placement.objects.values_list("pk", flat=True)) == ids
     intent = RunningIntent.objects.get()
     assert intent.placement.model_id == "m0"
@@ -112,7 +116,7 @@ def test_models_that_ran_are_wanted_again_and_their_engines_known(backup, flag):
 
 def test_the_audit_log_goes_on_behind_that_of_the_backup(backup, flag):
     head = read(backup)["audit"][0]
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     state = ChainState.objects.get()
     assert (state.base_seq, state.base_digest, state.head_seq) == (head.head_seq, head.head_digest, head.head_seq)
     assert LogKey.objects.get().public == head.public
@@ -127,7 +131,7 @@ def test_the_audit_log_goes_on_behind_that_of_the_backup(backup, flag):
     [
         lambda: Node.objects.create(pk="pc-9", address="192.0.2.9"),
         lambda: keys.create("mine", actor=PERSON),
-        lambda: authority.ensure(),
+        authority.ensure,
         lambda: JoinToken.objects.create(
             id="0" * 16, digest="0" * 64, purpose="join", node_id_text="pc-9", expires_at=clock.now(),
             used_at=clock.now(), created_by="x",
@@ -137,7 +141,7 @@ def test_the_audit_log_goes_on_behind_that_of_the_backup(backup, flag):
 def test_a_master_with_something_of_its_own_is_refused_and_kept(backup, flag, made):
     made()
     with pytest.raises(MasterNotEmpty, match="This master is not empty: it has ") as refused:
-        recovery.recover(backup, PASSPHRASE, flag, "somebody")
+        recover(backup, flag)
     assert refused.value.problems
     assert not flag.exists()
     assert not ModelDefinition.objects.exists()
@@ -145,7 +149,7 @@ def test_a_master_with_something_of_its_own_is_refused_and_kept(backup, flag, ma
 
 def test_a_bootstrap_node_that_did_not_join_is_nothing(backup, flag):
     Node.objects.create(pk="local", address="127.0.0.1", is_bootstrap=True)
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     assert set(Node.objects.values_list("pk", flat=True)) == {"pc-1", "gone"}
 
 
@@ -156,9 +160,9 @@ def test_a_backup_that_cannot_rebuild_a_master_is_refused(tmp_path, secrets, fla
     making.create(tmp_path / "no-secrets", None, PERSON)
     call_command("flush", verbosity=0, interactive=False)
     with pytest.raises(BackupUnsuitable, match="has no key of the CA"):
-        recovery.recover(tmp_path / "no-ca", PASSPHRASE, flag, "somebody")
+        recover(tmp_path / "no-ca", flag)
     with pytest.raises(BackupUnsuitable, match="made without secrets"):
-        recovery.recover(tmp_path / "no-secrets", PASSPHRASE, flag, "somebody")
+        recover(tmp_path / "no-secrets", flag)
     assert is_empty()
 
 
@@ -195,9 +199,9 @@ def test_whatever_interrupts_it_leaves_an_empty_master_that_can_be_recovered(bac
 
         patch.setattr(place, dies)
         with pytest.raises(Dead):
-            recovery.recover(backup, PASSPHRASE, flag, "somebody")
+            recover(backup, flag)
     assert is_empty()
-    recovery.recover(backup, PASSPHRASE, flag, "somebody")
+    recover(backup, flag)
     assert ModelDefinition.objects.count() == 3
 
 
@@ -207,7 +211,7 @@ def test_what_is_left_to_do_is_said(tmp_path, secrets, flag):
     Node.objects.create(pk="pc-2", address="192.0.2.9", lifecycle="pending")
     making.create(tmp_path / "fleet", PASSPHRASE, PERSON)
     call_command("flush", verbosity=0, interactive=False)
-    notes = recovery.recover(tmp_path / "fleet", PASSPHRASE, flag, "somebody").notes
+    notes = recover(tmp_path / "fleet", flag).notes
     assert sorted(note.partition(":")[0] for note in notes) == [
         "Node pc-2 was waiting for its approval",
         f"The certificate of node pc-1 expired on {long_ago:%Y-%m-%d}",
@@ -220,7 +224,7 @@ def test_two_replicas_come_back_as_they_were(tmp_path, secrets, flag):
     before = Placement.objects.filter(model_id="last").values("pk", "replica", "generation", "routed").get()
     making.create(tmp_path / "fleet", PASSPHRASE, PERSON)
     call_command("flush", verbosity=0, interactive=False)
-    recovery.recover(tmp_path / "fleet", PASSPHRASE, flag, "somebody")
+    recover(tmp_path / "fleet", flag)
     assert Placement.objects.filter(model_id="last").values("pk", "replica", "generation", "routed").get() == before
 
 

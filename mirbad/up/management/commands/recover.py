@@ -10,14 +10,12 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, ProgrammingError
 
-from agent.common.files import write_text
-from jobs.backup import recovery
-from jobs.loops import configured_takeover
+from jobs.backup import installation
+from jobs.backup.recovery import Recovered
 from mirbad.kernel import conf
 from mirbad.kernel.conf import BadSettings, given_secret_key
 from mirbad.kernel.errors import MirbadError
 from mirbad.up import folder
-from mirbad.up.bootstrap.starter import marker_path
 from mirbad.up.errors import CannotStart
 
 PHRASE = "the previous master is stopped"
@@ -62,7 +60,7 @@ class Command(BaseCommand):
             self.stdout.write(f"- {note}")
         self.stdout.write("Start it with make up: it takes the nodes over, and their engines keep running.")
 
-    def _recover(self, file: Path, passphrase: str) -> recovery.Recovered:
+    def _recover(self, file: Path, passphrase: str) -> Recovered:
         chosen = conf.settings()
         file.open("rb").close()
         lock = folder.Lock(chosen.data)
@@ -73,12 +71,7 @@ class Command(BaseCommand):
         conf.settings.cache_clear()
         call_command("migrate", verbosity=0, interactive=False)
         asked_by = f"{getpass.getuser()} with manage.py recover"
-        done = recovery.recover(file, passphrase, chosen.data / configured_takeover.FLAG, asked_by)
-        # The starter model is as it was in the backup: stopped, deleted, or running.
-        marker = marker_path(chosen.data, chosen.starter_model)
-        marker.parent.mkdir(mode=0o700, exist_ok=True)
-        write_text(marker, "made\n")
-        return done
+        return installation.install(file, passphrase, asked_by)
 
 
 def _passphrase(path: Path | None) -> str:
