@@ -1,6 +1,7 @@
 """Errors of the jobs app.
 
 MirbadError
+├── BackupDestinationFailed      502
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
@@ -11,6 +12,13 @@ MirbadError
 from collections.abc import Sequence
 
 from mirbad.kernel.errors import MirbadError
+
+
+class BackupDestinationFailed(MirbadError):
+    """A destination of backups does not do what it should; the sentence says what to check there."""
+
+    code = "backup_destination_failed"
+    http_status = 502
 
 
 class BackupExists(MirbadError):
