@@ -1,7 +1,7 @@
 """Delete a backup: deleting → done. Its copy goes first, then the master's own file, then its row."""
 
 from jobs.backup import storage
-from jobs.base import Audit, Cancelled, Display, Done, Kind, NoData, OperationData, Outcome, Stage, Step
+from jobs.base import Audit, Display, Done, Kind, NoData, OperationData, Outcome, Stage, Step
 from jobs.errors import BackupDestinationFailed, StepFailed
 from jobs.models import Backup
 from jobs.states import SUCCEEDED
@@ -23,8 +23,6 @@ BackupDeleteStep = Step[BackupDeleteInput, NoData]
 
 
 def _deleting(step: BackupDeleteStep) -> Outcome:
-    if step.cancel_requested and step.attempt == 0:
-        return Cancelled("Cancelled; the backup is still there.")
     row = Backup.objects.select_related("destination").filter(pk=step.input.backup_id).first()
     if row is None:
         return Done("The backup was deleted already.")
@@ -60,5 +58,6 @@ KIND = Kind(
     audit=Audit("backup.delete", target=lambda step: step.input.name, detail=lambda step, _: step.input.destination),
     on_end=_end,
     while_fenced=True,
+    why_no_cancel=lambda _: "A deletion cannot be cancelled: a part of it may be done already.",
     display=Display(subject=lambda step: step.input.name),
 )

@@ -259,7 +259,7 @@ def test_a_program_that_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(mounted, "_PLACES", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        pytest.raises(BackupDestinationFailed, match="mount.cifs is not installed.*Install cifs-utils"),
+        pytest.raises(BackupDestinationFailed, match=r"mount\.cifs is not installed.*Install cifs-utils"),
         mounted.opened_smb(SmbDestination(host="nas", share="b", username="u"), SECRET, tmp_path),
     ):
         pass
@@ -354,7 +354,7 @@ def _listen(answer):
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _do
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _do  # noqa: N815 - the server's names
 
         def log_message(self, *_):
             pass
@@ -369,9 +369,7 @@ def test_a_redirection_is_not_followed(do, status):
     other, reached = _listen((200, {}))
     place = f"http://127.0.0.1:{other.server_address[1]}/mirbad/x"
     first, asked = _listen((status, {"Location": place, "x-amz-bucket-region": "eu-west-1"}))
-    settings = S3Destination(
-        endpoint=f"http://127.0.0.1:{first.server_address[1]}", bucket="mirbad", access_key_id="k"
-    )
+    settings = S3Destination(endpoint=f"http://127.0.0.1:{first.server_address[1]}", bucket="mirbad", access_key_id="k")
     try:
         with pytest.raises(BackupDestinationFailed):
             do("try", settings)

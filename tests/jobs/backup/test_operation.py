@@ -97,17 +97,19 @@ def test_no_secret_is_in_a_row_a_log_or_an_audit_line(finish, target, caplog, ca
     fill()
     made(target, passphrase=KEPT)
     backups.request(PERSON, passphrase=PASSPHRASE, destination_id=BackupDestination.objects.get().pk)
-    texts = []
-    for model in (Backup, BackupDestination, Operation, AuditLine):
-        texts.append(json.dumps([{k: _text(v) for k, v in row.items()} for row in model.objects.values()], default=str))
+    texts = _all_rows()
     finish(Operation.objects.get(kind="backup").pk)
-    for model in (Backup, BackupDestination, Operation, AuditLine):
-        texts.append(json.dumps([{k: _text(v) for k, v in row.items()} for row in model.objects.values()], default=str))
+    texts += _all_rows()
     with connection.cursor() as cursor:
         cursor.execute("SELECT text FROM jobs_operationevent")
         texts.append(json.dumps(cursor.fetchall(), cls=DjangoJSONEncoder))
     texts += [caplog.text, capsys.readouterr().out]
     assert not [word for word in (PASSPHRASE, KEPT, CANARY) if any(word in text for text in texts)]
+
+
+def _all_rows():
+    models = (Backup, BackupDestination, Operation, AuditLine)
+    return [str({name: _text(value) for name, value in row.items()}) for one in models for row in one.objects.values()]
 
 
 def _text(value):
