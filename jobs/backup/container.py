@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 CONFIGURATION: Final = "configuration.jsonl"
 SECRETS: Final = "secrets.sealed"
 PART = ".part-"
-"""What marks a file that is being written: ``.{name}.part-{random}``."""
+"""The mark of a file that is being written: ``.{name}.part-{random}``."""
 
 _MOST_BYTES = {MANIFEST: 1024**2, CONFIGURATION: 1024**3, SECRETS: 256 * 1024**2}
 _PIECE_BYTES = 256 * 1024

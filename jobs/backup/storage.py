@@ -70,10 +70,10 @@ def copy(backup: Backup, destination: BackupDestination, is_cancelled: Callable[
 
     Raises BackupDestinationFailed, ErrandCancelled.
     """
-    wanted = _errand(
+    chosen = _errand(
         destination, "put", file=str(file_of(backup).absolute()), names=(backup.name,), sha256=backup.sha256
     )
-    errand.run(wanted, seconds=errand.put_seconds(backup.bytes or 0), is_cancelled=is_cancelled)
+    errand.run(chosen, seconds=errand.put_seconds(backup.bytes or 0), is_cancelled=is_cancelled)
 
 
 def remove_copies(destination: BackupDestination, names: Iterable[str]) -> None:
@@ -95,9 +95,9 @@ def remove_parts(name: str) -> None:
             part.unlink(missing_ok=True)
 
 
-def try_out(wanted: DestinationSettings, secret: str) -> None:
+def try_out(chosen: DestinationSettings, secret: str) -> None:
     """Write, read and delete a small file at a destination. Raises BackupDestinationFailed."""
-    errand.run(DestinationErrand(verb="try", settings=wanted, secret=secret, mount_point=_mount_point()))
+    errand.run(DestinationErrand(verb="try", settings=chosen, secret=secret, mount_point=_mount_point()))
 
 
 def _errand(destination: BackupDestination, verb: str, **more: object) -> DestinationErrand:

@@ -98,5 +98,5 @@ def forget_passphrases_once() -> int:
         storage.remove_parts(row.name)
     detail = "The operation ended without a result."
     return Backup.objects.filter(pk__in=over, finished_at__isnull=True).update(
-        outcome=FAILED, finished_at=clock.now(), passphrase_sealed=None, error={"code": "internal", "detail": detail}
+        outcome=FAILED, finished_at=clock.now(), passphrase_sealed=None, error={"detail": detail}
     )

@@ -41,27 +41,27 @@ class DestinationInput:
     warn_after_hours: int | None = None
 
 
-def create(wanted: DestinationInput, actor: Actor) -> BackupDestination:
+def create(entered: DestinationInput, actor: Actor) -> BackupDestination:
     """Create a destination. Raises InvalidRequest, WeakPassword, Conflict."""
-    with audit_log.refusals_recorded(ACTION, actor, target=wanted.name[:60]), transaction.atomic():
+    with audit_log.refusals_recorded(ACTION, actor, target=entered.name[:60]), transaction.atomic():
         if BackupDestination.objects.count() >= _MOST:
             raise Conflict(f"There are {_MOST} destinations already. Delete one first.")
         now = clock.now()
-        row = BackupDestination(kind=wanted.kind, warn_from=now)
-        _fill(row, wanted, now)
+        row = BackupDestination(kind=entered.kind, warn_from=now)
+        _fill(row, entered, now)
         _save(row)
         _record(actor, row, "created")
         return row
 
 
-def update(destination_id: int, wanted: DestinationInput, actor: Actor) -> BackupDestination:
+def update(destination_id: int, entered: DestinationInput, actor: Actor) -> BackupDestination:
     """Change a destination; its kind stays. Raises NotFound, InvalidRequest, WeakPassword, Conflict."""
-    with audit_log.refusals_recorded(ACTION, actor, target=wanted.name[:60]), transaction.atomic():
+    with audit_log.refusals_recorded(ACTION, actor, target=entered.name[:60]), transaction.atomic():
         require_destination(destination_id)
         row = BackupDestination.objects.select_for_update().get(pk=destination_id)
-        if wanted.kind != row.kind:
+        if entered.kind != row.kind:
             raise InvalidRequest("The kind of a destination cannot be changed. Create another destination.")
-        _fill(row, wanted, clock.now())
+        _fill(row, entered, clock.now())
         _save(row)
         _record(actor, row, "changed")
         return row
@@ -85,23 +85,23 @@ def try_out(destination_id: int, actor: Actor) -> None:
         storage.try_out(storage.settings_of(row), storage.secret_of(row))
 
 
-def _fill(row: BackupDestination, wanted: DestinationInput, now: datetime) -> None:
-    found = kinds.parse(wanted.kind, wanted.settings)
+def _fill(row: BackupDestination, entered: DestinationInput, now: datetime) -> None:
+    found = kinds.parse(entered.kind, entered.settings)
     _require_outside(found)
-    row.name = _name(wanted.name)
-    _set_secret(row, found, wanted.secret)
+    row.name = _name(entered.name)
+    _set_secret(row, found, entered.secret)
     row.settings = found.model_dump(mode="json", by_alias=True)
-    _set_passphrase(row, wanted.passphrase)
-    expression = " ".join(wanted.schedule.split())
+    _set_passphrase(row, entered.passphrase)
+    expression = " ".join(entered.schedule.split())
     if expression:
         schedule.check(expression)
     if expression != row.schedule:
         row.schedule_from = now if expression else None
-    if (expression, wanted.warn_after_hours) != (row.schedule, row.warn_after_hours):
+    if (expression, entered.warn_after_hours) != (row.schedule, row.warn_after_hours):
         row.warn_from = now
     row.schedule = expression
     for name in ("keep_count", "keep_days", "warn_after_hours"):
-        setattr(row, name, _count(name, getattr(wanted, name)))
+        setattr(row, name, _count(name, getattr(entered, name)))
 
 
 def _save(row: BackupDestination) -> None:
@@ -122,14 +122,14 @@ def _record(actor: Actor, row: BackupDestination, what: str) -> None:
 def _name(name: str) -> str:
     name = name.strip()
     if not name or len(name) > 60 or not name.isprintable():
-        raise _problem("name", "name_invalid", "Enter a name of at most 60 printable characters.")
+        raise _problem("name_invalid", "name", "Enter a name of at most 60 printable characters.")
     return name
 
 
 def _require_outside(found: DestinationSettings) -> None:
     if isinstance(found, FolderDestination) and Path(found.path).resolve().is_relative_to(settings().data.resolve()):
         text = "This folder is inside of the data folder and would be lost with it. Choose a folder on another disk."
-        raise _problem("path", "destination_setting_invalid", text)
+        raise _problem("destination_setting_invalid", "path", text)
 
 
 def _set_secret(row: BackupDestination, found: DestinationSettings, secret: str | None) -> None:
@@ -138,17 +138,15 @@ def _set_secret(row: BackupDestination, found: DestinationSettings, secret: str 
         return
     if secret:
         if len(secret) > 500 or any(character in secret for character in "\r\n\0"):
-            raise _problem(
-                "secret", "secret_invalid", "A password or key has no line breaks and at most 500 characters."
-            )
+            raise _problem("secret_invalid", "secret", "Enter at most 500 characters without line breaks.")
         row.secret_sealed = storage.seal_secret(secret)
         return
     word = "password" if row.kind == "smb" else "secret key"
     if row.secret_sealed is None or secret == "":
-        raise _problem("secret", "secret_required", f"Enter the {word}.")
+        raise _problem("secret_required", "secret", f"Enter the {word}.")
     # A stored password must not be sent to a place that its owner did not enter it for.
     if kinds.ADAPTER.validate_python(row.settings) != found:
-        raise _problem("secret", "secret_required", f"Enter the {word} again: it was stored for other settings.")
+        raise _problem("secret_required", "secret", f"Enter the {word} again: it was stored for other settings.")
 
 
 def _set_passphrase(row: BackupDestination, passphrase: str | None) -> None:
@@ -160,9 +158,9 @@ def _set_passphrase(row: BackupDestination, passphrase: str | None) -> None:
 
 def _count(name: str, value: int | None) -> int | None:
     if value is not None and not 1 <= value <= _MOST_KEPT:
-        raise _problem(name, "number_invalid", f"Enter a number from 1 to {_MOST_KEPT}, or nothing.")
+        raise _problem("number_invalid", name, f"Enter a number from 1 to {_MOST_KEPT}, or nothing.")
     return value
 
 
-def _problem(name: str, code: str, text: str) -> InvalidRequest:
+def _problem(code: str, name: str, text: str) -> InvalidRequest:
     return InvalidRequest(text, problems=[{"code": code, "message": text, "field": name}])

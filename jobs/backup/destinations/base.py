@@ -10,7 +10,7 @@ from jobs.errors import BackupDestinationFailed
 
 PIECE_BYTES = 1024**2
 PART = ".part-"
-"""What marks a copy that is not whole: ``.{name}.part-{random}``."""
+"""The mark of a copy that is not whole: ``.{name}.part-{random}``."""
 
 
 class DestinationStore(Protocol):

@@ -34,7 +34,7 @@ class _Message(BaseModel):
 
 
 class DestinationErrand(_Message):
-    """What is to be done. `file` is local, `names` are at the destination; `mount_point` is an empty folder."""
+    """The work to do. `file` is local, `names` are at the destination; `mount_point` is an empty folder."""
 
     verb: Literal["put", "remove", "try"]
     settings: DestinationSettings = Field(discriminator="kind")

@@ -104,12 +104,12 @@ def _run(command: Sequence[str], where: str) -> None:
         raise BackupDestinationFailed(text) from None
     if done.returncode == 0:
         return
-    said = " ".join(done.stderr.split())[:300] or f"exit code {done.returncode}"
-    raise BackupDestinationFailed(f"{where} cannot be mounted: {said}.{_advice(said, where)}")
+    message = " ".join(done.stderr.split())[:300] or f"exit code {done.returncode}"
+    raise BackupDestinationFailed(f"{where} cannot be mounted: {message}.{_advice(message, where)}")
 
 
-def _advice(said: str, where: str) -> str:
-    low = said.lower()
+def _advice(message: str, where: str) -> str:
+    low = message.lower()
     if "error(13)" in low or "permission denied" in low or "access denied" in low:
         return " Check user name, password, and that the server lets this machine in."
     if "error(19)" in low or "no such device" in low or "unknown filesystem" in low or "not supported" in low:
