@@ -1,7 +1,7 @@
 """Errors of the jobs app.
 
 MirbadError
-├── BackupDestinationFailed      502
+├── BackupDestinationFailed      409
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
@@ -18,7 +18,7 @@ class BackupDestinationFailed(MirbadError):
     """A destination of backups does not do what it should; the sentence says what to check there."""
 
     code = "backup_destination_failed"
-    http_status = 502
+    http_status = 409
 
 
 class BackupExists(MirbadError):

@@ -77,5 +77,5 @@ def last_good_at() -> datetime | None:
 
 
 def last_finished() -> Backup | None:
-    """Return the backup that ended last."""
-    return Backup.objects.filter(finished_at__isnull=False).order_by("-finished_at", "-pk").first()
+    """Return the backup that succeeded or failed last."""
+    return Backup.objects.filter(outcome__in=(SUCCEEDED, FAILED)).order_by("-finished_at", "-pk").first()

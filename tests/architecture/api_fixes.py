@@ -11,7 +11,7 @@ FIXES = {
     "audit_head_refused": "Compare the log with backups; after a restore an owner accepts it: `operations/audit.md`.",
     "audit_head_too_old": "If the node was away that long, an owner accepts the log: `docs/operations/audit.md`.",
     "audit_witness_invalid": "Look at the machine: its `witness.key` or agent was changed. Re-pair or revoke the node.",
-    "backup_destination_failed": "Read the sentence: it names what to check at the destination. *Try it* tests it again.",
+    "backup_destination_failed": "Read the sentence: it names what to check there; *Try it* tests it again.",
     "backup_disk_failed": "Free space on the disk of the data folder, or mend it, and make the backup again.",
     "backup_exists": "Choose another name for the backup; a file is never replaced.",
     "backup_unsuitable": "Read the sentence: use another backup, the right passphrase, or the Mirbad that made it.",

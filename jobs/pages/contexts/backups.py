@@ -80,13 +80,14 @@ def read() -> BackupsPage:
 
 
 def _backup(row: Backup, deleting: bool) -> BackupRow:
-    where = row.destination_name if row.destination_name and row.copied_at is not None else ""
+    on_master = row.sha256 != "" and storage.file_of(row).is_file()
+    places = (["Master"] if on_master else []) + ([row.destination_name] if row.copied_at is not None else [])
     return BackupRow(
         id=row.pk,
         name=row.name,
         badge=_DELETING if deleting else OUTCOMES[row.outcome],
         size=parts.size(row.bytes) if row.bytes is not None else "",
-        where=f"Master, {where}" if where else "Master" if row.bytes is not None else "",
+        where=", ".join(place for place in places if place),
         secrets="with secrets" if row.with_secrets else "without secrets",
         who="schedule" if row.scheduled else row.person or row.actor,
         error=str(row.error.get("detail", "")),
@@ -94,7 +95,7 @@ def _backup(row: Backup, deleting: bool) -> BackupRow:
         at=row.made_at or row.created_at,
         open=row.outcome == OPEN,
         deleting=deleting,
-        downloadable=row.sha256 != "" and not deleting and storage.file_of(row).is_file(),
+        downloadable=on_master and not deleting,
     )
 
 

@@ -100,9 +100,9 @@ class DestinationForm(_TwicePassphrase):
             "Schedule", "Cron expression in UTC: 30 2 * * * is each day at 02:30. Empty: off.",
             required=False, placeholder="30 2 * * *",
         )  # fmt: skip
-        self.fields["warn_after_hours"] = _number("Warn when older than, h", "Empty: no warning.")
+        self.fields["warn_after_hours"] = _number("Warn when older than (h)", "Empty: no warning.")
         self.fields["keep_count"] = _number("Keep the last", "Empty: any number. The last good one always stays.")
-        self.fields["keep_days"] = _number("Keep for days", "Empty: for ever.")
+        self.fields["keep_days"] = _number("Keep for (days)", "Empty: without limit.")
         has = row is not None and row.passphrase_sealed is not None
         self.fields["passphrase"] = _secret(
             "Passphrase of scheduled backups",
