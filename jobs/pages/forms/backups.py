@@ -46,7 +46,9 @@ class NewBackupForm(_TwicePassphrase):
         initial=True,
         help_text="Keys, people, secret variables, pins, master identity and CA. Without them it rebuilds no master.",
     )
-    passphrase = _secret("Passphrase", "Opens the secrets. Nobody can open them without it, and it is not stored.")
+    passphrase = _secret(
+        "Passphrase", "Opens the secrets; without it nobody can. It is forgotten once the backup is made."
+    )
     again = _secret("Passphrase again")
 
     def __init__(self, data: object = None, *, initial: dict[str, Any] | None = None) -> None:
