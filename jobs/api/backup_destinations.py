@@ -20,6 +20,7 @@ from mirbad.api.pagination import Page
 from mirbad.api.serializers import CamelSerializer, read
 from mirbad.kernel.roles import OWNER
 
+KIND_NAMES = tuple(KINDS)
 _SETTINGS = (
     "By kind. folder: path. smb: host, share, folder, username, domain. nfs: host, export, folder. "
     "s3: endpoint, region, bucket, prefix, accessKeyId."
@@ -31,7 +32,7 @@ class DestinationSerializer(CamelSerializer):
 
     id = serializers.IntegerField()
     name = serializers.CharField()
-    kind = serializers.ChoiceField(choices=list(KINDS))
+    kind = serializers.ChoiceField(choices=KIND_NAMES)
     settings = serializers.DictField(child=serializers.CharField(allow_blank=True), help_text=_SETTINGS)
     has_secret = serializers.SerializerMethodField("get_has_secret", help_text="A password or secret key is stored.")
     keeps_passphrase = serializers.SerializerMethodField(
@@ -56,7 +57,7 @@ class DestinationInputSerializer(CamelSerializer):
     """A destination. An empty `secret` or `passphrase` removes the stored one; an absent one keeps it."""
 
     name = serializers.CharField(max_length=60)
-    kind = serializers.ChoiceField(choices=list(KINDS))
+    kind = serializers.ChoiceField(choices=KIND_NAMES)
     settings = serializers.DictField(child=serializers.CharField(allow_blank=True, max_length=500), help_text=_SETTINGS)
     secret = serializers.CharField(
         max_length=500, allow_blank=True, required=False, write_only=True, trim_whitespace=False
