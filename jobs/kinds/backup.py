@@ -73,8 +73,8 @@ def _writing(step: BackupStep) -> Outcome:
 
 def _written(path: Path, passphrase: str | None) -> BackupManifest:
     """Return the manifest of the file, which is written unless a step before did so."""
+    storage.remove_parts(path.name)
     if not path.exists():
-        storage.remove_parts(path.name)
         try:
             return making.write(path, passphrase).manifest
         except BackupExists:

@@ -38,11 +38,11 @@ class BucketStore:
 
     def put(self, file: Path, name: str, sha256: str) -> None:
         """Upload a file."""
+        self._remove_parts(name)
         if (found := self.digest(name)) is not None:
             if found != sha256:
                 raise other_content(name)
             return
-        self._remove_parts(name)
         part = f".{name}{PART}{secrets.token_hex(4)}"
         try:
             self._client.upload_file(str(file), self._bucket, self._key(part))

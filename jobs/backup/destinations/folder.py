@@ -22,11 +22,11 @@ class FolderStore:
 
     def put(self, file: Path, name: str, sha256: str) -> None:
         """Copy a file."""
+        self._remove_parts(name)
         if (found := self.digest(name)) is not None:
             if found != sha256:
                 raise other_content(name)
             return
-        self._remove_parts(name)
         part = self._folder / f".{name}{PART}{secrets.token_hex(4)}"
         try:
             self._write(file, part)
