@@ -29,6 +29,8 @@ ACTIONS: tuple[str, ...] = (
     "folder.delete",
     "host-service",
     "backup",
+    "backup.delete",
+    "backup-destination",
     "restore",
     "api-key",
     "login",

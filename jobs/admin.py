@@ -1,15 +1,17 @@
 """Operations in the Django admin: read, cancel, and those that begin with a node."""
 
+from typing import Any
+
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from jobs.models import Operation, OperationEvent
+from jobs.models import Backup, BackupDestination, Operation, OperationEvent
 from jobs.requests import cancellation, identity
 from mirbad.accounts import actors
 from mirbad.api.read_only_admin import ReadOnlyAdmin
 from mirbad.kernel.errors import MirbadError
-from mirbad.kernel.roles import OPERATOR, has_role
+from mirbad.kernel.roles import OPERATOR, OWNER, has_role
 from nodes import admin as nodes_admin
 from nodes.models import Node
 
@@ -45,6 +47,29 @@ class OperationEventAdmin(ReadOnlyAdmin):
 
     list_display = ("time", "operation", "stage", "text")
     list_select_related = ("operation",)
+
+
+class _OwnersAdmin(ReadOnlyAdmin):
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the person is an owner."""
+        return has_role(request.user, OWNER)
+
+
+@admin.register(Backup)
+class BackupAdmin(_OwnersAdmin):
+    """Backups, read-only."""
+
+    list_display = ("name", "outcome", "destination_name", "with_secrets", "bytes", "made_at", "actor")
+    list_filter = ("outcome",)
+    exclude = ("passphrase_sealed",)
+
+
+@admin.register(BackupDestination)
+class BackupDestinationAdmin(_OwnersAdmin):
+    """Destinations of backups, read-only."""
+
+    list_display = ("name", "kind", "schedule", "keep_count", "keep_days")
+    exclude = ("secret_sealed", "passphrase_sealed")
 
 
 admin.site.unregister(Node)

@@ -166,13 +166,15 @@ End = Callable[[Step[I, S], str, str], None]
 class Stage(Generic[I, S]):
     """A stage of a kind. `words` are its name on pages.
 
-    An `aside` stage is no part of the way to success: an operation passes it only when it goes back.
+    An `aside` stage is no part of the way to success: an operation passes it only when it goes back. The lease of a
+    `long` stage is renewed while its effect runs.
     """
 
     name: str
     words: str | Callable[[Step[I, S]], str]
     run: Run[I, S]
     aside: bool = False
+    long: bool = False
 
     def words_for(self, step: Step[I, S]) -> str:
         """Return the name of the stage on the page of one operation."""

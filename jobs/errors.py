@@ -1,6 +1,7 @@
 """Errors of the jobs app.
 
 MirbadError
+├── BackupDestinationFailed      409
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
@@ -12,6 +13,13 @@ MirbadError
 from collections.abc import Sequence
 
 from mirbad.kernel.errors import MirbadError
+
+
+class BackupDestinationFailed(MirbadError):
+    """A destination of backups does not do what it should; the sentence says what to check there."""
+
+    code = "backup_destination_failed"
+    http_status = 409
 
 
 class BackupExists(MirbadError):

@@ -3,7 +3,7 @@
 from jobs import worker
 from jobs.base import STEP
 from jobs.kinds import evacuate
-from jobs.loops import ca_upkeep
+from jobs.loops import backups, ca_upkeep
 from jobs.loops.configured_takeover import look_once
 from jobs.loops.holds import release_stale_once
 from jobs.loops.orphans import stop_orphans_once
@@ -100,3 +100,9 @@ def prune() -> None:
 def rebuild_replicas() -> None:
     """Rebuild replicas that lost a shard."""
     rebuild_once()
+
+
+@tick("jobs.backups")
+def make_scheduled_backups() -> None:
+    """Start the backups that are due by their schedule."""
+    backups.tick()

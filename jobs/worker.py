@@ -9,7 +9,7 @@ import structlog
 from django.db import IntegrityError, transaction
 
 from audit import log as audit_log
-from jobs import ledger
+from jobs import leases, ledger
 from jobs.base import STEP, AnyKind, NodeRequest, Outcome, Wait
 from jobs.errors import LeaseLost, StepFailed
 from jobs.kinds import CONTINUE_FENCED, KINDS
@@ -74,7 +74,9 @@ def _open(request: NodeRequest) -> None:
 
 def _effect(claimed: Operation, kind: AnyKind) -> Outcome | StepFailed:
     try:
-        return kind.stage(claimed.stage).run(kind.step(claimed))
+        stage = kind.stage(claimed.stage)
+        with leases.kept(claimed) if stage.long else contextlib.nullcontext():
+            return stage.run(kind.step(claimed))
     except StepFailed as failure:
         return failure
     except MasterFenced as error:

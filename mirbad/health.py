@@ -6,6 +6,8 @@ from django.views.decorators.http import require_safe
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from jobs.backup import freshness
+from jobs.backup import metrics as of_backups
 from mirbad.api.bodylimit import Send
 from mirbad.kernel import disk
 from mirbad.kernel.conf import settings
@@ -38,10 +40,13 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def readyz(request: HttpRequest) -> HttpResponse:
-    """Return 200 when database, disk, broker and every process are well, else 503 with the reasons."""
+    """Return 200 when database, disk, broker and every process are well, else 503 with the reasons.
+
+    `warnings` need an owner, but are no reason to send nobody here.
+    """
     reasons = unready_reasons()
     return JsonResponse(
-        {"ready": not reasons, "reasons": reasons},
+        {"ready": not reasons, "reasons": reasons, "warnings": _warnings()},
         status=503 if reasons else 200,
         headers={"Cache-Control": "no-store", **({"Retry-After": "2"} if reasons else {})},
     )
@@ -67,6 +72,15 @@ def unready_reasons() -> list[str]:
     return reasons
 
 
+def _warnings() -> list[str]:
+    """Return what needs an owner. Anybody may read this, so it names no destination."""
+    try:
+        stale = any(age.is_stale for age in freshness.ages())
+    except DatabaseError:
+        return []  # a reason tells it
+    return ["The last good backup is older than it should be."] if stale else []
+
+
 class Metrics(APIView):
     """Prometheus metrics, for viewers: an admin token as bearer, or a signed-in person."""
 
@@ -75,6 +89,6 @@ class Metrics(APIView):
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
-        """Return the text exposition of this process, and of the nodes."""
-        text = render() + of_models.render() + of_nodes.render()
+        """Return the text exposition of this process, of the nodes and of backups."""
+        text = render() + of_models.render() + of_nodes.render() + of_backups.render()
         return HttpResponse(text, content_type="text/plain; version=0.0.4; charset=utf-8")

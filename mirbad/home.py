@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from jobs.backup import installation
+from jobs.backup import freshness, installation
 from jobs.loops import configured_takeover
+from jobs.pages.contexts import backups
 from jobs.pages.contexts import operations as jobs
 from jobs.pages.contexts.rows import OperationRow
 from mirbad.kernel.errors import Unavailable
@@ -68,6 +70,7 @@ class Overview:
     models: tuple[ModelRow, ...]
     recent: tuple[OperationRow, ...]
     scopes: tuple[tuple[str, str], ...] = ()
+    last_backup: dict[str, Any] | None = None
 
 
 @require_GET
@@ -99,7 +102,7 @@ def read(only: str = "") -> Overview:
         happening = tuple(one for one in happening if one.node_id == only)
         recent = tuple(one for one in recent if one.node_id == only)
     failures = jobs.last_failures(tuple(model.id for model in rows))
-    attention = (*_of_master(), *_of_nodes(cards), *_of_models(rows, failures))
+    attention = (*_of_master(), *_of_backups(), *_of_nodes(cards), *_of_models(rows, failures))
     by_node: dict[str, list[ModelRow]] = {}
     for model in rows:
         for node_id, _ in model.nodes:
@@ -112,6 +115,7 @@ def read(only: str = "") -> Overview:
         models=tuple(sorted(rows, key=lambda model: (not model.serves, not model.desired_running, model.name))),
         recent=recent,
         scopes=choice,
+        last_backup=backups.last_line(),
     )
 
 
@@ -209,6 +213,17 @@ def _of_master() -> Iterable[Attention]:
             yield Attention(
                 "bad", "power", f"Process {name} is down", _PROCESS_WORDS[name], reverse("jobs:list"), "Open operations"
             )
+
+
+def _of_backups() -> Iterable[Attention]:
+    for age in freshness.ages():
+        url, since = reverse("jobs:backups"), age.last_good_at
+        if age.is_stale:
+            title = f"Backup at {age.destination.name} is too old"
+            yield Attention("bad", "history", title, age.sentence(), url, "Open backups", since)
+        elif age.failed and age.last is not None:
+            title, detail = f"Last backup to {age.destination.name} failed", str(age.last.error.get("detail", ""))
+            yield Attention("warn", "history", title, detail, url, "Open backups", age.last.finished_at)
 
 
 def _of_nodes(cards: tuple[NodeCard, ...]) -> Iterable[Attention]:

@@ -164,3 +164,5 @@ class StatusSerializer(CamelSerializer):
     nodes = NodeStateSerializer(many=True)
     models = ModelStateSerializer(many=True)
     open_operations = serializers.IntegerField()
+    last_backup_at = serializers.DateTimeField(allow_null=True, help_text="Moment of the newest good backup.")
+    warnings = serializers.ListField(child=serializers.CharField(), help_text="What needs an owner, as sentences.")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import mirbad
+from jobs.backup import freshness
 from jobs.queries import open_by_model, unfinished
 from mirbad.kernel.errors import Unavailable
 from mirbad.tasking import heartbeat
@@ -20,6 +21,8 @@ def status() -> dict[str, Any]:
         "nodes": _nodes(),
         "models": _models(),
         "open_operations": unfinished().count(),
+        "last_backup_at": freshness.last_good_at(),
+        "warnings": freshness.warnings(),
     }
 
 

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.api import downloads, fencing, images, moves, nodes, pki, replicas, views
+from jobs.api import backup_destinations, backups, downloads, fencing, images, moves, nodes, pki, replicas, views
 from mirbad.api import converters
 
 converters.register()
@@ -44,6 +44,20 @@ urlpatterns = [
     path("downloads", downloads.DownloadsView.as_view(), name="api-downloads"),
     path("downloads/inspect", downloads.DownloadInspectionView.as_view(), name="api-downloads-inspect"),
     path("downloads/<name:operation_id>", downloads.OneDownloadView.as_view(), name="api-download"),
+    path("backups", backups.BackupsView.as_view(), name="api-backups"),
+    path("backups/<row:row_id>", backups.BackupView.as_view(), name="api-backup"),
+    path("backups/<row:row_id>/download", backups.DownloadBackup.as_view(), name="api-backup-download"),
+    path("backups/destinations", backup_destinations.DestinationsView.as_view(), name="api-backup-destinations"),
+    path(
+        "backups/destinations/<row:row_id>",
+        backup_destinations.DestinationView.as_view(),
+        name="api-backup-destination",
+    ),
+    path(
+        "backups/destinations/<row:row_id>/try",
+        backup_destinations.TryDestination.as_view(),
+        name="api-backup-destination-try",
+    ),
     path("operations", views.OperationsView.as_view(), name="api-operations"),
     path("operations/<name:operation_id>", views.OneOperationView.as_view(), name="api-operation"),
 ]

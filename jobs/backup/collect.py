@@ -7,7 +7,8 @@ from django.contrib.auth.models import User
 
 from audit import checkpoints
 from audit.models import ChainState, LogKey
-from jobs.backup import records
+from jobs.backup import records, storage
+from jobs.models import BackupDestination
 from mirbad.accounts.models import AdminToken
 from mirbad.kernel.conf import settings
 from mirbad.kernel.seal import unseal
@@ -21,7 +22,7 @@ _AT_ONCE = 200
 
 
 def configuration() -> Iterator[records.ConfigurationRecord]:
-    """Yield the nodes and the models. Four queries for each 200 of them."""
+    """Yield the nodes, the models and the destinations. Four queries for each 200 of them."""
     known: dict[str, tuple[UUID, dict[str, Gpu]]] = {}
     for node in Node.objects.not_revoked().prefetch_related("gpus").iterator(_AT_ONCE):
         known[node.pk] = node.uid, {gpu.uuid: gpu for gpu in node.gpus.all()}
@@ -32,6 +33,9 @@ def configuration() -> Iterator[records.ConfigurationRecord]:
             _placement(row, known) for row in sorted(model.placements.all(), key=lambda row: str(row.pk))
         )
         yield _model(model, placements)
+    for destination in BackupDestination.objects.order_by("name"):
+        values = _values(destination, records.DestinationRecord, "destination_kind")
+        yield records.DestinationRecord(**values, destination_kind=destination.kind)
 
 
 def _node(node: Node) -> records.NodeRecord:
@@ -88,6 +92,10 @@ def secrets() -> Iterator[records.SecretRecord]:
     for model in ModelDefinition.objects.order_by("pk").exclude(secret_env_sealed=None).iterator(_AT_ONCE):
         if env := specs.unseal_env(model):
             yield records.ModelSecretsRecord(model_id=model.pk, env=env)
+    for place in BackupDestination.objects.order_by("name"):
+        secret, passphrase = storage.secret_of(place), storage.kept_passphrase_of(place)
+        if secret or passphrase is not None:
+            yield records.DestinationSecretsRecord(name=place.name, secret=secret, passphrase=passphrase)
 
 
 def issuing_ca() -> str:

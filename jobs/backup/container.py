@@ -8,6 +8,7 @@ read. The parts are read as streams, within limits that no file can widen, and n
 import errno
 import hashlib
 import os
+import secrets
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ PartName = Literal["configuration.jsonl", "secrets.sealed"]
 MANIFEST = "manifest.json"
 CONFIGURATION: Final = "configuration.jsonl"
 SECRETS: Final = "secrets.sealed"
+PART = ".part-"
+"""The mark of a file that is being written: ``.{name}.part-{random}``."""
+
 _MOST_BYTES = {MANIFEST: 1024**2, CONFIGURATION: 1024**3, SECRETS: 256 * 1024**2}
 _PIECE_BYTES = 256 * 1024
 _DIGEST_BYTES = 64
@@ -272,8 +276,8 @@ def write_new(path: Path, fill: Callable[[BinaryIO], None], check: Callable[[Pat
 
     FileExistsError when there is one; OSError from the disk.
     """
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
-    part.unlink(missing_ok=True)
+    # A name of its own: two workers that make the same backup must not write into one file.
+    part = path.with_name(f".{path.name}{PART}{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
             fill(file)

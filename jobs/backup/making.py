@@ -35,7 +35,20 @@ def create(path: Path, passphrase: str | None, actor: Actor) -> MadeBackup:
     Raises WeakPassword, BackupExists, Unavailable before the first start, SealBroken, OSError; then there is no file.
     """
     if passphrase is not None:
-        passwords.check(unicodedata.normalize("NFC", passphrase), source="the backup")
+        check_passphrase(passphrase)
+    made = write(path, passphrase)
+    secrets = "with secrets" if passphrase is not None else "without secrets"
+    audit_log.record("backup", actor, target=path.name, detail=f"{made.bytes} bytes, {secrets}")
+    return made
+
+
+def check_passphrase(passphrase: str) -> None:
+    """Raise WeakPassword for a passphrase that is too easy to guess."""
+    passwords.check(unicodedata.normalize("NFC", passphrase), source="the backup")
+
+
+def write(path: Path, passphrase: str | None) -> MadeBackup:
+    """Do as `create` does, with a passphrase that was checked, and without an audit line: its caller writes that."""
     made: list[BackupManifest] = []
 
     def check(part: Path) -> None:
@@ -47,10 +60,7 @@ def create(path: Path, passphrase: str | None, actor: Actor) -> MadeBackup:
         container.write_new(path, lambda file: made.append(_write(file, passphrase, clock.now())), check)
     except FileExistsError as error:
         raise BackupExists(f"{path} already exists. Choose another name.") from error
-    size = path.stat().st_size
-    secrets = "with secrets" if passphrase is not None else "without secrets"
-    audit_log.record("backup", actor, target=path.name, detail=f"{size} bytes, {secrets}")
-    return MadeBackup(path, size, made[0])
+    return MadeBackup(path, path.stat().st_size, made[0])
 
 
 def _write(file: BinaryIO, passphrase: str | None, at: datetime) -> BackupManifest:

@@ -118,6 +118,19 @@ class ModelRecord(_BackupPart):
     placements: tuple[PlacementPart, ...]
 
 
+class DestinationRecord(_BackupPart):
+    """A destination of backups, without its password and the passphrase of its schedule."""
+
+    kind: Literal["destination"] = "destination"
+    name: str
+    destination_kind: str
+    settings: dict[str, str]
+    schedule: str
+    keep_count: int | None
+    keep_days: int | None
+    warn_after_hours: int | None
+
+
 class BindingRecord(_BackupPart):
     """The first sealed line: the configuration that the secrets belong to, which nobody else can exchange."""
 
@@ -259,7 +272,16 @@ class ModelSecretsRecord(_BackupPart):
     env: dict[str, str]
 
 
-ConfigurationRecord = NodeRecord | ModelRecord
+class DestinationSecretsRecord(_BackupPart):
+    """The password of a destination and the passphrase of its scheduled backups, in clear below the seal."""
+
+    kind: Literal["destination-secrets"] = "destination-secrets"
+    name: str
+    secret: str
+    passphrase: str | None
+
+
+ConfigurationRecord = NodeRecord | ModelRecord | DestinationRecord
 SecretRecord = (
     BindingRecord
     | MasterRecord
@@ -271,6 +293,7 @@ SecretRecord = (
     | AdminTokenRecord
     | ApiKeyRecord
     | ModelSecretsRecord
+    | DestinationSecretsRecord
 )
 Record = ConfigurationRecord | SecretRecord
 

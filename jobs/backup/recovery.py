@@ -14,7 +14,7 @@ from django.db import connection, transaction
 
 from audit import checkpoints
 from audit import log as audit_log
-from jobs.backup import container, records, verification
+from jobs.backup import container, records, restored_destinations, verification
 from jobs.backup.container import BackupManifest
 from jobs.errors import BackupUnsuitable, MasterNotEmpty
 from mirbad.accounts.models import AdminToken
@@ -70,6 +70,7 @@ def recover(path: Path, passphrase: str, stage: Stage, asked_by: str, *, name: s
         sealed = list(verification.secrets(backup, passphrase))
         _write_master(sealed)
         notes = [*_write_nodes(configuration, sealed), *_write_models(configuration, sealed)]
+        notes += restored_destinations.write(configuration, sealed)
         _write_people(sealed)
         routing.bump()
         made = f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"

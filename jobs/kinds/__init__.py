@@ -4,6 +4,8 @@ from pydantic import ValidationError
 
 from jobs.base import AnyKind, AnyStep
 from jobs.kinds import (
+    backup,
+    backup_delete,
     ca_rotation,
     download,
     evacuate,
@@ -35,6 +37,8 @@ KINDS: dict[str, AnyKind] = {
         move.KIND,
         evacuate.KIND,
         unplace.KIND,
+        backup.KIND,
+        backup_delete.KIND,
     )
 }
 

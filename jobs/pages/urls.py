@@ -4,6 +4,7 @@ from django.urls import path
 
 from jobs.pages.views import (
     backup_recovered,
+    backups,
     ca,
     downloads,
     fencing,
@@ -39,6 +40,13 @@ urlpatterns = [
     path("pki/ca/rollback", ca.roll_back, name="ca-rollback"),
     path("pki/ca/close", ca.close, name="ca-close"),
     path("pki/ca/replace", ca.replace, name="ca-replace"),
+    path("backup", backups.index, name="backups"),
+    path("backup/new", backups.new, name="backup-new"),
+    path("backup/<int:backup_id>/delete", backups.delete, name="backup-delete"),
+    path("backup/-/to/new/<slug:kind>", backups.destination_new, name="backup-destination-new"),
+    path("backup/-/to/<int:destination_id>", backups.destination_edit, name="backup-destination"),
+    path("backup/-/to/<int:destination_id>/delete", backups.destination_delete, name="backup-destination-delete"),
+    path("backup/-/to/<int:destination_id>/try", backups.destination_try, name="backup-destination-try"),
     path("downloads", downloads.index, name="downloads"),
     path("downloads/new", downloads.new, name="download-new"),
     path("downloads/-/files", downloads.files, name="download-files"),

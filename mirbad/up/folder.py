@@ -16,8 +16,8 @@ from agent.common.files import write_text
 from mirbad.up.errors import CannotStart
 
 _OWN_PARTS = frozenset(
-    {"agent", "audit", "bootstrap", "logs", "lost+found", "pki", "recovery", "run", "secrets", "snapshots", "static"}
-    | {"recovery-installed.json", "recovery-staging", "takeover", "uploads"}
+    {"agent", "audit", "backups", "bootstrap", "logs", "lost+found", "pki", "recovery", "run", "secrets", "snapshots"}
+    | {"recovery-installed.json", "recovery-staging", "static", "takeover", "uploads"}
 )
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path, without the terminating zero."""

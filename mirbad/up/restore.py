@@ -25,7 +25,8 @@ NOTE = "restore.json"
 _STAGED = "restore.part"
 _KEY = Path("secrets") / "secret-key"
 _STAYS = frozenset(
-    {"logs", "run", "static", "snapshots", "uploads", "lost+found", "agent", "recovery-staging", NOTE, _STAGED}
+    {"backups", "logs", "run", "static", "snapshots", "uploads", "lost+found", "agent", "recovery-staging"}
+    | {NOTE, _STAGED}
 )
 _MARGIN_BYTES = 16 * 1024 * 1024
 

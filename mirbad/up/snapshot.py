@@ -14,11 +14,12 @@ from mirbad.up.database_files import COMPANIONS, DATABASE
 from mirbad.up.errors import CannotStart
 
 # Logs and files of a run say nothing about the fleet, flag files are requests of a moment; model files are large and
-# can be downloaded again, so the agent's memory of their disk is left out with them. A link in the place of the models
-# folder is a setting, and is copied as a link.
+# can be downloaded again, so the agent's memory of their disk is left out with them; backups are copies already. A link
+# in the place of the models folder is a setting, and is copied as a link.
 _MODELS = ("agent/models", "agent/state/models-roots")
 LEFT_OUT = (
-    *("logs", "run", "static", "snapshots", "pki", "recovery", "recovery-staging", "takeover", "uploads", *_MODELS),
+    *("backups", "logs", "run", "static", "snapshots", "pki", "recovery", "recovery-staging", "takeover", "uploads"),
+    *_MODELS,
     *("restore.json", "restore.part", *COMPANIONS),
 )
 

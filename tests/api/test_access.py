@@ -91,6 +91,17 @@ ROUTES = [
     ("GET", "/api/tokens", "owner"),
     ("POST", "/api/tokens", "owner"),
     ("DELETE", "/api/tokens/12345", "owner"),
+    ("GET", "/api/backups", "owner"),
+    ("POST", "/api/backups", "owner"),
+    ("GET", "/api/backups/12345", "owner"),
+    ("DELETE", "/api/backups/12345", "owner"),
+    ("GET", "/api/backups/12345/download", "owner"),
+    ("GET", "/api/backups/destinations", "owner"),
+    ("POST", "/api/backups/destinations", "owner"),
+    ("GET", "/api/backups/destinations/12345", "owner"),
+    ("PATCH", "/api/backups/destinations/12345", "owner"),
+    ("DELETE", "/api/backups/destinations/12345", "owner"),
+    ("POST", "/api/backups/destinations/12345/try", "owner"),
     ("GET", "/metrics", "viewer"),
 ]
 RANK = {"stranger": 0, "viewer": 1, "operator": 2, "owner": 3}

@@ -26,6 +26,7 @@ OURS = [
     if model._meta.app_label in {"audit", "nodes", "models_app", "jobs", "accounts"}
 ]
 SECRET = {"key_sealed", "client_key_sealed", "enroll_key_sealed", "secret_env_sealed", "digest", "answer"}
+SECRET |= {"passphrase_sealed", "secret_sealed"}
 
 
 def address(model, page, *args):

@@ -31,4 +31,8 @@ def test_a_disk_that_takes_nothing_more_is_a_reason(db, client, monkeypatch):
     monkeypatch.setattr(disk, "unwritable_reason", lambda folder, name: f"The disk of {name} is full.")
     answer = client.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"ready": False, "reasons": ["The disk of the data folder is full."]}
+    assert answer.json() == {
+        "ready": False,
+        "reasons": ["The disk of the data folder is full."],
+        "warnings": [],
+    }

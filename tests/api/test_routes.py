@@ -297,7 +297,7 @@ def test_status_without_a_broker_says_so(viewer, monkeypatch):
 def test_health_answers_strangers_and_readiness_names_what_is_missing(anybody, monkeypatch):
     assert anybody.get("/healthz").status_code == 200
     monkeypatch.setattr(heartbeat, "alive", lambda: dict.fromkeys(heartbeat.PROCESSES, 1.0))
-    assert anybody.get("/readyz").json() == {"ready": True, "reasons": []}
+    assert anybody.get("/readyz").json() == {"ready": True, "reasons": [], "warnings": []}
     monkeypatch.setattr(heartbeat, "alive", lambda: {"web": 1.0})
     answer = anybody.get("/readyz")
     assert answer.status_code == 503

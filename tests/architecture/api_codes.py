@@ -41,6 +41,7 @@ _SETTINGS = re.compile(r"(?:argument|env)_[a-z_]+")
 PASSED_ON = {
     "agent/common/reason.py: code", "agent/running/instances.py: view.notice_code",
     "jobs/base.py: self.code", "jobs/kinds/ca_rotation.py: error.code",
+    "jobs/kinds/backup.py: error.code", "jobs/kinds/backup_delete.py: error.code",
     "jobs/kinds/launch.py: failure.step_code",
     "jobs/kinds/move/__init__.py: failure.step_code", "jobs/kinds/move/bring.py: failure.step_code",
     "jobs/kinds/move/handover.py: failure.step_code", "jobs/kinds/move/plan.py: error.code",

@@ -40,6 +40,10 @@ def prepare(kind: str) -> None:
         cards.octo()
     if kind == "octo":
         octo.fleet()
+    if kind == "backups":
+        from tests.pages import backed_up
+
+        backed_up.rows()
     if kind == "trouble":
         from tests.pages import trouble
 

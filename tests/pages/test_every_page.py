@@ -64,6 +64,15 @@ FOR_OPERATORS = (
     ("models:key-new", []),
 )
 
+FOR_OWNERS = (
+    ("jobs:backups", []),
+    ("jobs:backup-new", []),
+    ("jobs:backup-destination-new", ["folder"]),
+    ("jobs:backup-destination-new", ["smb"]),
+    ("jobs:backup-destination-new", ["nfs"]),
+    ("jobs:backup-destination-new", ["s3"]),
+)
+
 
 @pytest.fixture
 def fleet(db):
@@ -80,7 +89,7 @@ def test_a_viewer_may_look_at_a_page_and_its_fragment(fleet, viewer, name, args)
     assert b"<html" not in fragment.content
 
 
-@pytest.mark.parametrize(("name", "args"), PAGES + FOR_OPERATORS)
+@pytest.mark.parametrize(("name", "args"), PAGES + FOR_OPERATORS + FOR_OWNERS)
 def test_strangers_are_kept_out(fleet, anybody, stranger, name, args):
     url = reverse(name, args=args)
     door = anybody.get(url)
@@ -97,6 +106,12 @@ def test_pages_that_write_are_for_operators(fleet, viewer, operator, name, args)
     url = reverse(name, args=args)
     assert viewer.client.get(url).status_code == 403
     assert operator.client.get(url).status_code == 200
+
+
+@pytest.mark.parametrize(("name", "args"), FOR_OWNERS)
+def test_pages_of_backups_are_for_owners(fleet, people, name, args):
+    answers = {who: person.client.get(reverse(name, args=args)).status_code for who, person in people.items()}
+    assert answers == {"owner": 200, "operator": 403, "viewer": 403, "stranger": 403}
 
 
 def test_an_operation_has_a_page(fleet, viewer):

@@ -29,7 +29,7 @@ from models_app.models import ApiKey
 from nodes import fencing
 from nodes.models import MasterIdentity, Node
 from nodes.pki import authority
-from tests.pages import moving, octo, seed, spread
+from tests.pages import backed_up, moving, octo, seed, spread
 from tests.pages.test_every_page import FOR_OPERATORS, PAGES
 from tests.pages.wording import main_part, texts
 
@@ -106,7 +106,7 @@ def _empty() -> list[Page]:
     names = (
         "home", "dashboard", "nodes:list", "models:list", "models:keys", "models:usage", "models:folders",
         "models:catalog", "models:playground", "models:new", "jobs:list", "jobs:activity", "jobs:downloads",
-        "jobs:download-new", "jobs:ca", "audit:list", "accounts:tokens", "nodes:add",
+        "jobs:download-new", "jobs:ca", "audit:list", "accounts:tokens", "nodes:add", "jobs:backups",
     )  # fmt: skip
     return _named(*((name, []) for name in names))
 
@@ -161,6 +161,20 @@ def _fenced() -> list[Page]:
     return [*pages, ("shell", "/nodes", None)]
 
 
+def _backups() -> list[Page]:
+    """Numbers of rows differ by database, so pages are named by what they show."""
+    ids_by_kind = backed_up.rows()
+    new = [("jobs:backup-destination-new", [kind]) for kind in ids_by_kind]
+    pages = _named(("jobs:backups", []), ("jobs:backup-new", []), ("home", []), *new)
+    smb = reverse("jobs:backup-destination", args=[ids_by_kind["smb"]])
+    pages.append(("destination-edit", smb, None))
+    pages.append(("refused-backup-without-passphrase", "/backup/new", {"with_secrets": "on"}))
+    pages.append(("refused-backup-typed-differently", "/backup/new", {"passphrase": "one", "again": "another"}))
+    folder = reverse("jobs:backup-destination-new", args=["folder"])
+    pages.append(("refused-destination", folder, {"name": "x", "path": "relative", "schedule": "never"}))
+    return pages
+
+
 STATES: dict[str, Callable[[], list[Page]]] = {
     "fleet": _fleet,
     "empty": _empty,
@@ -168,6 +182,7 @@ STATES: dict[str, Callable[[], list[Page]]] = {
     "replicas": _replicas,
     "memory": _memory,
     "fenced": _fenced,
+    "backups": _backups,
 }
 
 

@@ -5,6 +5,7 @@ from django.contrib.auth.models import User
 
 from audit.models import ChainState, LogKey
 from jobs.backup import records
+from jobs.models import BackupDestination
 from mirbad.accounts.models import AdminToken
 from models_app.models import ApiKey, ModelDefinition, ModelSource, Placement
 from nodes.models import Authority, Gpu, MasterIdentity, Node, NodePin, RevokedKey
@@ -47,6 +48,10 @@ CARRIED = {
     ApiKey: ((records.ApiKeyRecord,), {"id"}),
     AdminToken: ((records.AdminTokenRecord,), {"id"}),
     User: ((records.PersonRecord,), {"id"}),
+    BackupDestination: (
+        (records.DestinationRecord, records.DestinationSecretsRecord),
+        {"id", "secret_sealed", "passphrase_sealed", "schedule_from", "warn_from", "created_at"},
+    ),
 }
 
 

@@ -37,7 +37,7 @@ def test_what_was_sealed_is_opened(size):
     plain = random.Random(size).randbytes(size)
     text = seal(plain)
     assert unseal(text) == plain
-    assert text.count(plain[:64] or b"not there") == 0
+    assert text.count(plain[:64] if size > 8 else b"not there") == 0
     assert seal(plain) != text, "never twice alike"
 
 

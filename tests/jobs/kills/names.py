@@ -14,4 +14,6 @@ NAMES = (
     "takeover",
     "download",
     "ca-rotation",
+    "backup",
+    "backup-delete",
 )

@@ -1,13 +1,16 @@
 """One of each kind of operation: what is there before, how it is asked for, and what must be true at the end."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.fence import Fence
+from jobs.backup import storage
 from jobs.loops.orphans import stop_orphans_once
-from jobs.models import Operation
-from jobs.requests import ca_rotation, downloads, evacuation, identity, model_runs, moves, takeover, unplacing
+from jobs.models import Backup, BackupDestination, Operation
+from jobs.requests import backups, ca_rotation, downloads, evacuation, identity, model_runs, moves, takeover, unplacing
+from mirbad.kernel import clock
 from models_app.artifacts.download_request import DownloadRequest
 from models_app.models import Placement
 from nodes import fencing
@@ -133,6 +136,48 @@ def _rotated(bench: Bench, outcome: str) -> list[str]:
     ]
 
 
+def _backup_places(_: Bench) -> None:
+    """An empty folder on the master, and an empty one as a destination."""
+    Backup.objects.all().delete()
+    BackupDestination.objects.all().delete()
+    target = storage.settings().data / "backup-target"
+    for folder in (target, storage.folder()):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    BackupDestination.objects.create(
+        name="disk", kind="folder", settings={"kind": "folder", "path": str(target)}, warn_from=clock.now()
+    )
+
+
+def _back_up(_: Bench) -> Operation:
+    destination = BackupDestination.objects.get()
+    return backups.request(PERSON, passphrase="correct horse battery staple", destination_id=destination.pk)
+
+
+def _backed_up(_: Bench, outcome: str) -> list[str]:
+    row = Backup.objects.get()
+    folders = (storage.folder(), storage.folder().with_name("backup-target"))
+    found = [[(one.name, hashlib.sha256(one.read_bytes()).hexdigest()) for one in there.iterdir()] for there in folders]
+    expected = [(row.name, row.sha256)] if outcome == "succeeded" else []
+    right = found == [expected, expected] and row.passphrase_sealed is None and row.outcome == outcome
+    return _told(right, f"{outcome}: {found}, the row says {row.outcome} {row.sha256}")
+
+
+def _is_backed_up(bench: Bench) -> None:
+    _backup_places(bench)
+    bench.finish(_back_up(bench).pk)
+
+
+def _deleted(_: Bench, outcome: str) -> list[str]:
+    rows = Backup.objects.count()
+    found = [
+        sorted(one.name for one in there.iterdir())
+        for there in (storage.folder(), storage.folder().with_name("backup-target"))
+    ]
+    gone = outcome == "succeeded"
+    return _told(rows == (0 if gone else 1) and all(bool(one) != gone for one in found), f"{outcome}: {found}, {rows}")
+
+
 SCENARIOS = (
     Scenario(
         "launch",
@@ -197,5 +242,13 @@ SCENARIOS = (
         engines=False,
     ),
     Scenario("ca-rotation", lambda _: None, lambda _: ca_rotation.start(PERSON), check=_rotated, engines=False),
+    Scenario("backup", _backup_places, _back_up, check=_backed_up, engines=False),
+    Scenario(
+        "backup-delete",
+        _is_backed_up,
+        lambda _: backups.delete(Backup.objects.get().pk, PERSON),
+        check=_deleted,
+        engines=False,
+    ),
 )
 assert tuple(scenario.name for scenario in SCENARIOS) == NAMES
