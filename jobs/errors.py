@@ -4,6 +4,7 @@ MirbadError
 ├── BackupExists                 409
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
+├── RestoreChanged               409 restore_changed
 ├── LeaseLost                    internal: another worker has the operation
 └── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
@@ -31,6 +32,13 @@ class MasterNotEmpty(MirbadError):
     """A fleet is recovered on an empty master only; `problems` lists what this one has."""
 
     code = "master_not_empty"
+    http_status = 409
+
+
+class RestoreChanged(MirbadError):
+    """This master changed since the preview of an import, so that something else would be written."""
+
+    code = "restore_changed"
     http_status = 409
 
 

@@ -10,6 +10,7 @@ from jobs.kinds import (
     image_pull,
     launch,
     move,
+    restore,
     revoke,
     rotate_cert,
     stop,
@@ -35,6 +36,7 @@ KINDS: dict[str, AnyKind] = {
         move.KIND,
         evacuate.KIND,
         unplace.KIND,
+        restore.KIND,
     )
 }
 

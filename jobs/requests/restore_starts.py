@@ -1,0 +1,165 @@
+"""The starts of a configuration import: one at a time on a node, as models start with the master.
+
+Each start is an ordinary one, with the node's own memory check. A model is released once it is done.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from django.db import transaction
+
+from jobs import ledger
+from jobs.kinds import launch, restore
+from jobs.models import Operation
+from jobs.queries import busy_nodes
+from jobs.requests import model_runs
+from jobs.states import SUCCEEDED
+from jobs.steps import restoring
+from jobs.steps.restoring import RestoreInput, RestorePart, RestoreState
+from mirbad.kernel.actor import Actor
+from mirbad.kernel.clock import now
+from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import Conflict, MirbadError
+from models_app import holds
+from models_app.models import Placement
+from nodes import queries as node_queries
+
+_WHY = "It ran when the backup was made."
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A part, its node, and its last start."""
+
+    node_id: str
+    part: RestorePart
+    start: Operation | None
+
+
+@dataclass
+class _Round:
+    """The results of one look at the models: those that are done or stay stopped, and lines of the timeline."""
+
+    busy: set[str]
+    done: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    opened: int = 0
+
+    def leave(self, model_id: str, why: str) -> None:
+        """Leave a model stopped."""
+        self.done.append(model_id)
+        self.left.append(model_id)
+        self.notes.append(f"Model {model_id} stays stopped: {why}")
+
+
+def advance(operation_id: str, data: RestoreInput, state: RestoreState, actor: Actor) -> int:
+    """Release the models that are done, and start those whose turn it is; return how many starts were opened.
+
+    A number of queries that grows with the starts alone.
+    """
+    models = _fetched(operation_id, data, state, restoring.held(operation_id))
+    if not models:
+        return 0
+    ids = [seat.part.placement for seats in models.values() for seat in seats]
+    there = set(Placement.objects.filter(pk__in=ids).values_list("pk", flat=True))
+    result = _Round(busy_nodes())
+    for model_id, seats in models.items():
+        if model_id in state.left or not any(seat.part.start for seat in seats):
+            result.done.append(model_id)
+        elif any(seat.part.placement not in there for seat in seats):
+            result.leave(model_id, "it was taken off its node meanwhile.")
+        else:
+            _one(operation_id, model_id, seats, result, actor)
+    _write(operation_id, result)
+    return result.opened
+
+
+def _fetched(
+    operation_id: str, data: RestoreInput, state: RestoreState, held: frozenset[str]
+) -> dict[str, list[_Seat]]:
+    """Return the models that are held and whose weights are settled on every node."""
+    found: dict[str, list[_Seat]] = defaultdict(list)
+    waiting: set[str] = set()
+    starts = _starts(operation_id) if held else {}
+    for node_id, parts in data.nodes.items():
+        for number, part in enumerate(parts):
+            if part.model in held:
+                found[part.model].append(_Seat(node_id, part, starts.get(str(part.placement))))
+                if number >= state.fetched.get(node_id, 0):
+                    waiting.add(part.model)
+    return {model_id: seats for model_id, seats in found.items() if model_id not in waiting}
+
+
+def _starts(operation_id: str) -> dict[str, Operation]:
+    """Return the newest start of each placement since the import: nobody else starts a model that is held by it."""
+    rows = Operation.objects.filter(kind=launch.NAME, target_kind="placement", pk__gt=operation_id).order_by("pk")
+    return {row.target_id: row for row in rows.only("target_id", "outcome", "error", "finished_at", "node_id_text")}
+
+
+def _one(operation_id: str, model_id: str, seats: Sequence[_Seat], result: _Round, actor: Actor) -> None:
+    """Follow the starts of one model, and open that of its next replica."""
+    if any(seat.start is not None and seat.start.finished_at is None for seat in seats):
+        return
+    replicas: dict[UUID, list[_Seat]] = defaultdict(list)
+    for seat in seats:
+        replicas[seat.part.replica].append(seat)
+    for replica, shards in replicas.items():
+        if all(seat.start is None for seat in shards):
+            nodes = {seat.node_id for seat in shards}
+            if nodes.isdisjoint(result.busy):
+                _start(operation_id, model_id, replica, nodes, result, actor)
+            return
+    failed = [seat.start for seat in seats if seat.start is not None and seat.start.outcome != SUCCEEDED]
+    if failed:
+        detail = str(failed[0].error.get("detail") or "its start was cancelled.")
+        result.leave(model_id, f"on node {failed[0].node_id_text}: {detail}")
+    else:
+        result.done.append(model_id)
+
+
+def _start(operation_id: str, model_id: str, replica: UUID, nodes: set[str], result: _Round, actor: Actor) -> None:
+    try:
+        for node_id in sorted(nodes):
+            node_queries.require_placeable(node_id)
+        with transaction.atomic():
+            row = restoring.locked(operation_id)
+            holder = restoring.holder_id(operation_id, model_id)
+            if row is None or not holds.release(model_id, holder):
+                return
+            # One transaction: nobody gets between the release and the hold that follows.
+            made = model_runs.start_all(model_id, actor, replica=replica, text=_WHY)
+            holds.take(model_id, restoring.RESTORE, holder, restoring.WORDS)
+            ledger.note(row, [f"Starting {model_id} on {', '.join(sorted(nodes))}."])
+    except MirbadError as error:
+        _refused(operation_id, model_id, error, result)
+    else:
+        result.busy |= nodes
+        result.opened += len(made.operations)
+
+
+def _refused(operation_id: str, model_id: str, error: MirbadError, result: _Round) -> None:
+    passing = error.retryable or error.code in restoring.PASSING or isinstance(error, Conflict)
+    row = Operation.objects.only("stage", "stage_since", "created_at").get(pk=operation_id)
+    # From the last time at which all weights were there; a node that is away for longer is not waited for.
+    late = row.stage == restore.STARTING and now() - (row.stage_since or row.created_at) > settings().launch_timeout
+    if not passing or late:
+        result.leave(model_id, error.detail)
+
+
+def _write(operation_id: str, result: _Round) -> None:
+    if not result.done:
+        return
+    with transaction.atomic():
+        row = restoring.locked(operation_id)
+        if row is None:
+            return
+        holds.release_each(result.done, restoring.RESTORE, restoring.prefix(operation_id))
+        ledger.note(row, result.notes)
+        if result.left:
+            state = restore.KIND.step(row).state
+            left = tuple(dict.fromkeys((*state.left, *result.left)))
+            text = f"{len(left)} models stay stopped so far."
+            ledger.steer(row, state.changed(left=left), text)
