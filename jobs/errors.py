@@ -36,7 +36,7 @@ class MasterNotEmpty(MirbadError):
 
 
 class RestoreChanged(MirbadError):
-    """This master changed since the preview of an import, so that something else would be written."""
+    """The master changed since the preview of an import, so that something else would be written."""
 
     code = "restore_changed"
     http_status = 409

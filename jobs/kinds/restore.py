@@ -1,8 +1,8 @@
 """Carry on a configuration import whose rows are written: downloading → starting → done.
 
-It watches; `jobs.requests.restore` opens a download at a time for each node, and then the starts, one at a time for each
-node, as models start with the master. Each model is held until it is done, and released whatever the outcome. A model
-that cannot be downloaded or started is left stopped, and the timeline says why; the others go on.
+It watches; `jobs.requests.restore` opens a download at a time for each node, and then the starts, one at a time for
+each node, as models start with the master. Each model is held until it is done, and released whatever the outcome. A
+model that cannot be downloaded or started is left stopped, and the timeline says why; the others go on.
 """
 
 from django.db import transaction
@@ -46,8 +46,8 @@ def _working(step: RestoreStep) -> Outcome:
     text = f"{total - len(left)} of {total} models are done."
     if fetching:
         text += f" Downloading on {parts.plural(len(fetching), 'node', 'nodes')}."
-    if step.state.away:
-        text += f" Waiting for {', '.join(sorted(step.state.away)[:_SHOWN])}."
+    if waits := sorted({**step.state.away, **step.state.start_waits}):
+        text += f" Waiting for {', '.join(waits[:_SHOWN])}."
     return Wait(settings().moves_poll_interval.total_seconds(), {"text": text})
 
 
@@ -83,6 +83,10 @@ def _backup(step: RestoreStep) -> str:
     return step.input.backup
 
 
+def _asked_by(step: RestoreStep, _: str) -> str:
+    return f"configuration import; asked by {step.input.asked_by}"
+
+
 KIND = Kind(
     name=NAME,
     title="Configuration import",
@@ -93,9 +97,7 @@ KIND = Kind(
         Stage(DOWNLOADING, "Download the weights", _downloading),
         Stage(STARTING, "Start the models", _working),
     ),
-    audit=Audit(
-        "restore", target=_backup, detail=lambda step, _: f"configuration import; asked by {step.input.asked_by}"
-    ),
+    audit=Audit("restore", target=_backup, detail=_asked_by),
     on_end=_release,
     display=Display(heading="Configuration import of", subject=_backup),
 )

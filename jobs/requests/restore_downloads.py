@@ -97,9 +97,8 @@ def _begin(node_id: str, parts: Sequence[RestorePart], at: int, actor: Actor) ->
             if error.retryable or error.code in restoring.PASSING:
                 raise
             return _failed(node_id, parts[number], number, f"its weights cannot be downloaded: {error.detail}")
-        return _Progress(
-            number, f"Downloading {source.repository} to node {node_id} for {parts[number].model}.", made.pk
-        )
+        text = f"Downloading {source.repository} to node {node_id} for {parts[number].model}."
+        return _Progress(number, text, made.pk)
     return _Progress(len(parts), f"Node {node_id} has the weights of its models.")
 
 

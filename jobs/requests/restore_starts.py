@@ -4,8 +4,9 @@ Each start is an ordinary one, with the node's own memory check. A model is rele
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from uuid import UUID
 
 from django.db import transaction
@@ -18,8 +19,8 @@ from jobs.requests import model_runs
 from jobs.states import SUCCEEDED
 from jobs.steps import restoring
 from jobs.steps.restoring import RestoreInput, RestorePart, RestoreState
+from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.clock import now
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, MirbadError
 from models_app import holds
@@ -40,12 +41,17 @@ class _Seat:
 
 @dataclass
 class _Round:
-    """The results of one look at the models: those that are done or stay stopped, and lines of the timeline."""
+    """The results of one look at the models: those that are done or stay stopped, and lines of the timeline.
+
+    `waited` is since when a node did not take a start, `waits` the same after this look.
+    """
 
     busy: set[str]
+    waited: Mapping[str, datetime]
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    waits: dict[str, datetime] = field(default_factory=dict)
     opened: int = 0
 
     def leave(self, model_id: str, why: str) -> None:
@@ -65,7 +71,7 @@ def advance(operation_id: str, data: RestoreInput, state: RestoreState, actor: A
         return 0
     ids = [seat.part.placement for seats in models.values() for seat in seats]
     there = set(Placement.objects.filter(pk__in=ids).values_list("pk", flat=True))
-    result = _Round(busy_nodes())
+    result = _Round(busy_nodes(), state.start_waits)
     for model_id, seats in models.items():
         if model_id in state.left or not any(seat.part.start for seat in seats):
             result.done.append(model_id)
@@ -73,7 +79,7 @@ def advance(operation_id: str, data: RestoreInput, state: RestoreState, actor: A
             result.leave(model_id, "it was taken off its node meanwhile.")
         else:
             _one(operation_id, model_id, seats, result, actor)
-    _write(operation_id, result)
+    _write(operation_id, state, result)
     return result.opened
 
 
@@ -121,6 +127,7 @@ def _one(operation_id: str, model_id: str, seats: Sequence[_Seat], result: _Roun
 
 
 def _start(operation_id: str, model_id: str, replica: UUID, nodes: set[str], result: _Round, actor: Actor) -> None:
+    node_id = ""
     try:
         for node_id in sorted(nodes):
             node_queries.require_placeable(node_id)
@@ -134,23 +141,26 @@ def _start(operation_id: str, model_id: str, replica: UUID, nodes: set[str], res
             holds.take(model_id, restoring.RESTORE, holder, restoring.WORDS)
             ledger.note(row, [f"Starting {model_id} on {', '.join(sorted(nodes))}."])
     except MirbadError as error:
-        _refused(operation_id, model_id, error, result)
+        _refused(model_id, node_id, error, result)
     else:
         result.busy |= nodes
         result.opened += len(made.operations)
 
 
-def _refused(operation_id: str, model_id: str, error: MirbadError, result: _Round) -> None:
+def _refused(model_id: str, node_id: str, error: MirbadError, result: _Round) -> None:
+    """Wait for a node that is away, as long as a start may take; leave the model for any other reason."""
     passing = error.retryable or error.code in restoring.PASSING or isinstance(error, Conflict)
-    row = Operation.objects.only("stage", "stage_since", "created_at").get(pk=operation_id)
-    # From the last time at which all weights were there; a node that is away for longer is not waited for.
-    late = row.stage == restore.STARTING and now() - (row.stage_since or row.created_at) > settings().launch_timeout
-    if not passing or late:
+    since = result.waited.get(node_id) or clock.now()
+    if passing and clock.now() - since <= settings().launch_timeout:
+        result.waits[node_id] = since
+        result.busy.add(node_id)
+    else:
         result.leave(model_id, error.detail)
 
 
-def _write(operation_id: str, result: _Round) -> None:
-    if not result.done:
+def _write(operation_id: str, before: RestoreState, result: _Round) -> None:
+    """Write what is done and what is waited for, in one transaction."""
+    if not result.done and result.waits.keys() == before.start_waits.keys():
         return
     with transaction.atomic():
         row = restoring.locked(operation_id)
@@ -158,8 +168,9 @@ def _write(operation_id: str, result: _Round) -> None:
             return
         holds.release_each(result.done, restoring.RESTORE, restoring.prefix(operation_id))
         ledger.note(row, result.notes)
-        if result.left:
-            state = restore.KIND.step(row).state
-            left = tuple(dict.fromkeys((*state.left, *result.left)))
-            text = f"{len(left)} models stay stopped so far."
-            ledger.steer(row, state.changed(left=left), text)
+        state = restore.KIND.step(row).state
+        left = tuple(dict.fromkeys((*state.left, *result.left)))
+        if left != state.left or result.waits.keys() != state.start_waits.keys():
+            waits = f" Waiting for {', '.join(sorted(result.waits))}." if result.waits else ""
+            text = f"{len(left)} models stay stopped so far.{waits}"
+            ledger.steer(row, state.changed(left=left, start_waits=result.waits), text)

@@ -46,13 +46,14 @@ class RestoreInput(OperationData):
 class RestoreState(OperationData):
     """The progress. `fetched` counts the parts of each node whose weights are settled.
 
-    `fetching` is the present download of a node, `away` since when a node or the hub does not answer, and `left` are
-    models that stay stopped.
+    `fetching` is the present download of a node, `away` and `start_waits` are since when downloads and starts wait for
+    it, and `left` are models that stay stopped.
     """
 
     fetched: Mapping[str, int] = {}
     fetching: Mapping[str, str] = {}
     away: Mapping[str, Moment] = {}
+    start_waits: Mapping[str, Moment] = {}
     left: tuple[str, ...] = ()
 
 

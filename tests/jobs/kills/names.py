@@ -14,4 +14,5 @@ NAMES = (
     "takeover",
     "download",
     "ca-rotation",
+    "restore",
 )
