@@ -59,11 +59,11 @@ class Application:
 
         from mirbad import health
         from mirbad.accounts.door import LoginDoor
-        from mirbad.api.bodylimit import BodyLimit
+        from mirbad.accounts.upload_door import UploadDoor
         from mirbad.routing import OriginGuard, websocket_urlpatterns
         from models_app.gateway import internal
 
-        self._django = LoginDoor(BodyLimit(django))
+        self._django = LoginDoor(UploadDoor(django))
         self._alive = health.alive
         self._gateway = internal.process_gateway()
         self._websockets = OriginGuard(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))

@@ -115,6 +115,10 @@ CHANNEL_LAYERS: dict[str, Any] = (
     else {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 )
 
+# Uploaded backups are large and secret: on the disk of the data folder, which is private, not in a /tmp of memory.
+_UPLOADS = _SETTINGS.data / "uploads"
+FILE_UPLOAD_TEMP_DIR = str(_UPLOADS) if _UPLOADS.is_dir() else None
+
 AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
 PASSWORD_HASHERS = ["mirbad.accounts.hashing.BoundedArgon2", "mirbad.accounts.hashing.BoundedPBKDF2"]
 _RULES = "django.contrib.auth.password_validation."

@@ -34,7 +34,7 @@ class LoginDoor:
         if body is None:
             return  # the client has left
         if len(body) > MOST_BYTES:
-            await _refuse(scope, send, problems.PayloadTooLarge(f"The log-in form exceeds {MOST_BYTES} bytes."))
+            await refuse(scope, send, problems.PayloadTooLarge(f"The log-in form exceeds {MOST_BYTES} bytes."))
         elif await self._enter():
             try:
                 await self._app(scope, _again(body, receive), send)
@@ -42,7 +42,7 @@ class LoginDoor:
                 self._free.release()
         else:
             text = "Many people are logging in at the moment. Try again in a few seconds."
-            await _refuse(scope, send, Unavailable(text, retry_after_seconds=int(WAIT_SECONDS)))
+            await refuse(scope, send, Unavailable(text, retry_after_seconds=int(WAIT_SECONDS)))
 
     async def _enter(self) -> bool:
         if self._waiting >= MOST_WAITING:
@@ -83,7 +83,8 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _refuse(scope: Scope, send: Send, error: MirbadError) -> None:
+async def refuse(scope: Scope, send: Send, error: MirbadError) -> None:
+    """Respond with `error`, as problem+json or as text, and close the connection: its body was not read."""
     wants_json = any(name == b"accept" and b"json" in value for name, value in scope["headers"])
     content, kind = error.detail.encode(), "text/plain; charset=utf-8"
     if wants_json:

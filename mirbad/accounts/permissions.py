@@ -30,10 +30,13 @@ class RolePermission(BasePermission):
 def rank_of(request: Any) -> int:
     """Return the caller's rank: of the session's user, or of the token, never above that of the token's owner."""
     token = getattr(request, "auth", None)
-    if isinstance(token, AdminToken):
-        own = rank_of_role(token.role)
-        return own if token.owner is None else min(own, rank(token.owner))
-    return rank(request.user)
+    return rank_of_token(token) if isinstance(token, AdminToken) else rank(request.user)
+
+
+def rank_of_token(token: AdminToken) -> int:
+    """Return the rank of a token, never above that of its owner."""
+    own = rank_of_role(token.role)
+    return own if token.owner is None else min(own, rank(token.owner))
 
 
 def require_reauthentication(request: Any) -> None:

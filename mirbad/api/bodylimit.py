@@ -28,7 +28,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request whose body is small enough."""
-        if _declared(scope) > self._max_bytes:
+        if (declared_bytes(scope) or 0) > self._max_bytes:
             await self._refuse(send)
             return
         received = 0
@@ -65,8 +65,9 @@ class BodyLimit:
         await send({"type": "http.response.body", "body": json.dumps(document).encode()})
 
 
-def _declared(scope: Scope) -> int:
+def declared_bytes(scope: Scope) -> int | None:
+    """Return the length of the body that the request declares, None without one."""
     for name, value in scope.get("headers", ()):
         if name == b"content-length" and value.isdigit():
             return int(value)
-    return 0
+    return None

@@ -17,7 +17,7 @@ from mirbad.up.errors import CannotStart
 
 _OWN_PARTS = frozenset(
     {"agent", "audit", "bootstrap", "logs", "lost+found", "pki", "recovery", "run", "secrets", "snapshots", "static"}
-    | {"takeover"}
+    | {"takeover", "uploads"}
 )
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path, without the terminating zero."""
@@ -48,7 +48,7 @@ def prepare(data: Path) -> bool:
         exposed = bool(stat.S_IMODE(data.stat().st_mode) & 0o077)
         if exposed:
             data.chmod(0o700)
-        for part in ("secrets", "run", "agent", "agent/models"):
+        for part in ("secrets", "run", "uploads", "agent", "agent/models"):
             (data / part).mkdir(mode=0o700, exist_ok=True)
         for part in ("logs", "audit", "static"):
             (data / part).mkdir(mode=0o700, exist_ok=True)

@@ -24,7 +24,7 @@ from mirbad.up.errors import CannotStart
 NOTE = "restore.json"
 _STAGED = "restore.part"
 _KEY = Path("secrets") / "secret-key"
-_STAYS = frozenset({"logs", "run", "static", "snapshots", "lost+found", "agent", NOTE, _STAGED})
+_STAYS = frozenset({"logs", "run", "static", "snapshots", "uploads", "lost+found", "agent", NOTE, _STAGED})
 _MARGIN_BYTES = 16 * 1024 * 1024
 
 OpensKey = Callable[[bytes, str], bool]

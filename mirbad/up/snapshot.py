@@ -18,7 +18,7 @@ from mirbad.up.errors import CannotStart
 # folder is a setting, and is copied as a link.
 _MODELS = ("agent/models", "agent/state/models-roots")
 LEFT_OUT = (
-    *("logs", "run", "static", "snapshots", "pki", "recovery", "takeover", *_MODELS),
+    *("logs", "run", "static", "snapshots", "pki", "recovery", "takeover", "uploads", *_MODELS),
     *("restore.json", "restore.part", *COMPANIONS),
 )
 

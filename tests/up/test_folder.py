@@ -23,7 +23,7 @@ def test_a_fresh_folder_is_private_in_all_its_parts(tmp_path):
     folder.prepare(data)
     assert mode(data) == 0o700
     assert {part.name: mode(part) for part in data.iterdir()} == dict.fromkeys(
-        ("secrets", "run", "agent", "logs", "audit", "static"), 0o700
+        ("secrets", "run", "agent", "logs", "audit", "static", "uploads"), 0o700
     )
 
 
