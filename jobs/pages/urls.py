@@ -2,7 +2,18 @@
 
 from django.urls import path
 
-from jobs.pages.views import ca, downloads, fencing, images, moves, nodes, operations, replicas, start_confirmation
+from jobs.pages.views import (
+    backup_imports,
+    ca,
+    downloads,
+    fencing,
+    images,
+    moves,
+    nodes,
+    operations,
+    replicas,
+    start_confirmation,
+)
 
 app_name = "jobs"
 urlpatterns = [
@@ -27,6 +38,9 @@ urlpatterns = [
     path("pki/ca/rollback", ca.roll_back, name="ca-rollback"),
     path("pki/ca/close", ca.close, name="ca-close"),
     path("pki/ca/replace", ca.replace, name="ca-replace"),
+    path("backup/import", backup_imports.upload, name="backup-import"),
+    path("backup/import/<str:upload_id>", backup_imports.preview, name="backup-import-preview"),
+    path("backup/import/<str:upload_id>/confirm", backup_imports.confirm, name="backup-import-confirm"),
     path("downloads", downloads.index, name="downloads"),
     path("downloads/new", downloads.new, name="download-new"),
     path("downloads/-/files", downloads.files, name="download-files"),

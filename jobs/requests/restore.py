@@ -35,7 +35,7 @@ _NAMED = 50
 def preview(content: BackupContent, choices: ImportChoices) -> RestorePlan:
     """Return the plan of an import by the present rows. A constant number of queries.
 
-    Raises InvalidRequest (problems of the choices).
+    Raises InvalidRequest (problems of the choices), SealBroken.
     """
     return planning.make(content, reading.read(content), choices)
 
@@ -75,8 +75,8 @@ def _write(content: BackupContent, choices: ImportChoices, expected_digest: str,
     plan = preview(content, choices)
     if plan.digest != expected_digest:
         raise RestoreChanged(
-            "This master changed since the preview: something else would be written now. Check the new preview, then "
-            "confirm it.",
+            "Something else would be written now than was previewed: this master changed, or the choices did. Check "
+            "the new preview, then confirm it.",
             fields={"digest": plan.digest},
         )
     _require_targets(plan)
