@@ -31,7 +31,7 @@ _WHY = "It ran when the backup was made."
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _PartStart:
     """A part, its node, and its last start."""
 
     node_id: str
@@ -69,34 +69,34 @@ def advance(operation_id: str, data: RestoreInput, state: RestoreState, actor: A
     models = _fetched(operation_id, data, state, restoring.held(operation_id))
     if not models:
         return 0
-    ids = [seat.part.placement for seats in models.values() for seat in seats]
+    ids = [one.part.placement for each in models.values() for one in each]
     there = set(Placement.objects.filter(pk__in=ids).values_list("pk", flat=True))
     result = _Round(busy_nodes(), state.start_waits)
-    for model_id, seats in models.items():
-        if model_id in state.left or not any(seat.part.start for seat in seats):
+    for model_id, each in models.items():
+        if model_id in state.left or not any(one.part.start for one in each):
             result.done.append(model_id)
-        elif any(seat.part.placement not in there for seat in seats):
+        elif any(one.part.placement not in there for one in each):
             result.leave(model_id, "it was taken off its node meanwhile.")
         else:
-            _one(operation_id, model_id, seats, result, actor)
+            _one(operation_id, model_id, each, result, actor)
     _write(operation_id, state, result)
     return result.opened
 
 
 def _fetched(
     operation_id: str, data: RestoreInput, state: RestoreState, held: frozenset[str]
-) -> dict[str, list[_Seat]]:
+) -> dict[str, list[_PartStart]]:
     """Return the models that are held and whose weights are settled on every node."""
-    found: dict[str, list[_Seat]] = defaultdict(list)
+    found: dict[str, list[_PartStart]] = defaultdict(list)
     waiting: set[str] = set()
     starts = _starts(operation_id) if held else {}
     for node_id, parts in data.nodes.items():
         for number, part in enumerate(parts):
             if part.model in held:
-                found[part.model].append(_Seat(node_id, part, starts.get(str(part.placement))))
+                found[part.model].append(_PartStart(node_id, part, starts.get(str(part.placement))))
                 if number >= state.fetched.get(node_id, 0):
                     waiting.add(part.model)
-    return {model_id: seats for model_id, seats in found.items() if model_id not in waiting}
+    return {model_id: each for model_id, each in found.items() if model_id not in waiting}
 
 
 def _starts(operation_id: str) -> dict[str, Operation]:
@@ -105,20 +105,20 @@ def _starts(operation_id: str) -> dict[str, Operation]:
     return {row.target_id: row for row in rows.only("target_id", "outcome", "error", "finished_at", "node_id_text")}
 
 
-def _one(operation_id: str, model_id: str, seats: Sequence[_Seat], result: _Round, actor: Actor) -> None:
+def _one(operation_id: str, model_id: str, each: Sequence[_PartStart], result: _Round, actor: Actor) -> None:
     """Follow the starts of one model, and open that of its next replica."""
-    if any(seat.start is not None and seat.start.finished_at is None for seat in seats):
+    if any(one.start is not None and one.start.finished_at is None for one in each):
         return
-    replicas: dict[UUID, list[_Seat]] = defaultdict(list)
-    for seat in seats:
-        replicas[seat.part.replica].append(seat)
+    replicas: dict[UUID, list[_PartStart]] = defaultdict(list)
+    for one in each:
+        replicas[one.part.replica].append(one)
     for replica, shards in replicas.items():
-        if all(seat.start is None for seat in shards):
-            nodes = {seat.node_id for seat in shards}
+        if all(one.start is None for one in shards):
+            nodes = {one.node_id for one in shards}
             if nodes.isdisjoint(result.busy):
                 _start(operation_id, model_id, replica, nodes, result, actor)
             return
-    failed = [seat.start for seat in seats if seat.start is not None and seat.start.outcome != SUCCEEDED]
+    failed = [one.start for one in each if one.start is not None and one.start.outcome != SUCCEEDED]
     if failed:
         detail = str(failed[0].error.get("detail") or "its start was cancelled.")
         result.leave(model_id, f"on node {failed[0].node_id_text}: {detail}")

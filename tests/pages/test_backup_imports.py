@@ -53,9 +53,9 @@ def test_only_an_owner_sees_it(people, file):
         allowed = 200 if name == "owner" else 403
         assert person.client.get(URL).status_code == allowed, name
         assert person.client.get(kept).status_code == allowed, name
-        if name != "owner":
-            assert upload(person, file).status_code == 403
-            assert person.client.post(f"{kept}/confirm", {}).status_code == 403
+    for name in ("operator", "viewer", "stranger"):
+        assert upload(people[name], file).status_code == 403
+        assert people[name].client.post(f"{kept}/confirm", {}).status_code == 403
 
 
 def test_from_the_upload_to_the_operation(owner, file):

@@ -1,4 +1,4 @@
-"""Where a placement of a backup goes on this fleet: its node, and equal GPUs. Pure."""
+"""The place of a model of a backup on one machine of this fleet, with equal GPUs. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -15,6 +15,7 @@ from jobs.backup.importing.present import FleetHere, ModelHere
 from jobs.backup.records import ModelRecord, PlacementPart
 from mirbad.kernel.errors import InvalidRequest
 from models_app.placement import multi_node
+from models_app.placement.feasible import Problem
 
 _UNPLACED = "It is restored unplaced: {}"
 
@@ -141,51 +142,52 @@ class Placer:
 
     def require_valid(self) -> None:
         """Raise InvalidRequest with a problem for each choice that names what is not there, or breaks a rule."""
-        problems: list[dict[str, str]] = []
+        problems: list[Problem] = []
         models: Mapping[str, ModelRecord] = {model.id: model for model in self._content.models}
         nodes = set(self._content.nodes) | {part.node_id for model in models.values() for part in model.placements}
         known: set[tuple[str, str]] = set()
         for at, choice in enumerate(self._choices.targets):
             subject = (choice.model_id, choice.backup_node_id)
-            code, text = self._problem(choice, models, nodes)
-            if not text and subject in known:
-                code, text = "target_duplicate", f"{choice.model_id or choice.backup_node_id} has two targets."
+            problem = self._problem(choice, models, nodes, f"targets.{at}")
+            if problem is None and subject in known:
+                text = f"{choice.model_id or choice.backup_node_id} has two targets."
+                problem = Problem("target_duplicate", text, f"targets.{at}")
             known.add(subject)
-            if text:
-                problems.append({"code": code, "message": text, "field": f"targets.{at}"})
+            problems += [problem] if problem is not None else []
         if problems:
-            raise InvalidRequest(problems[0]["message"], problems=problems)
+            raise InvalidRequest(problems[0].message, problems=[problem.to_json() for problem in problems])
 
-    def _problem(self, choice: TargetChoice, models: Mapping[str, ModelRecord], nodes: set[str]) -> tuple[str, str]:
+    def _problem(
+        self, choice: TargetChoice, models: Mapping[str, ModelRecord], nodes: set[str], field: str
+    ) -> Problem | None:
         if bool(choice.model_id) == bool(choice.backup_node_id):
-            return "target_invalid", "Name either a model or a node of the backup for each target."
+            return Problem("target_invalid", "Name either a model or a node of the backup for each target.", field)
         if bool(choice.node_id) == choice.unplaced:
-            return "target_invalid", "Choose either a node or unplaced for each target."
+            return Problem("target_invalid", "Choose either a node or unplaced for each target.", field)
         if choice.gpu_uuids and (choice.backup_node_id or choice.unplaced):
-            return "target_invalid", "GPUs can be chosen for a model on a node only."
+            return Problem("target_invalid", "GPUs can be chosen for a model on a node only.", field)
         if choice.model_id and choice.model_id not in models:
-            return "model_unknown", f"The backup has no model {choice.model_id!r}."
+            return Problem("model_unknown", f"The backup has no model {choice.model_id!r}.", field)
         if choice.backup_node_id and choice.backup_node_id not in nodes:
-            return "node_unknown", f"The backup has no node {choice.backup_node_id!r}."
+            return Problem("node_unknown", f"The backup has no node {choice.backup_node_id!r}.", field)
         if choice.node_id and choice.node_id not in self._here.nodes:
-            return "node_unknown", f"Node {choice.node_id!r} does not exist here, or is revoked."
-        return self._against_existing(choice, models)
+            return Problem("node_unknown", f"Node {choice.node_id!r} does not exist here, or is revoked.", field)
+        return self._against_existing(choice, models, field)
 
-    def _against_existing(self, choice: TargetChoice, models: Mapping[str, ModelRecord]) -> tuple[str, str]:
+    def _against_existing(self, choice: TargetChoice, models: Mapping[str, ModelRecord], field: str) -> Problem | None:
         existing = self._here.models.get(choice.model_id)
         if existing is not None and existing.placements:
-            there = ", ".join(place.node_id for place in existing.placements)
+            nodes = [place.node_id for place in existing.placements]
+            text = f"Model {existing.id!r} is placed on {', '.join(nodes)} here;"
             if choice.unplaced:
-                return "use_unplace", f"Model {existing.id!r} is placed on {there} here; unplace it on its page."
-            if choice.node_id not in {place.node_id for place in existing.placements}:
-                return "use_move", f"Model {existing.id!r} is placed on {there} here; move it on its page."
-            return "", ""
-        if choice.gpu_uuids:
-            found = places.judged(
-                models[choice.model_id], self._here.nodes[choice.node_id].machine, choice.gpu_uuids, ""
-            )
-            return ("placement_invalid", found.problem) if found.problem else ("", "")
-        return "", ""
+                return Problem("use_unplace", f"{text} unplace it on its page.", field)
+            if choice.node_id not in nodes:
+                return Problem("use_move", f"{text} move it on its page.", field)
+        elif choice.gpu_uuids:
+            machine = self._here.nodes[choice.node_id].machine
+            found = places.judged(models[choice.model_id], machine, choice.gpu_uuids, "")
+            return Problem("placement_invalid", found.problem, field) if found.problem else None
+        return None
 
 
 def _folder_to_copy(record: ModelRecord) -> str:

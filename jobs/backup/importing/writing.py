@@ -49,8 +49,8 @@ def write(plan: RestorePlan, content: BackupContent, actor: Actor) -> tuple[Writ
     made = _place([*created, *changed])
     times = [(UUID(pk), [seconds]) for one in changed for pk, seconds in one.start_seconds]
     bulk.update_each(Placement, ["start_seconds"], times)
-    audit_log.record_many("model.create", actor, [{"model_id": one.id, "detail": _said(one)} for one in created])
-    audit_log.record_many("model.update", actor, [{"model_id": one.id, "detail": _said(one)} for one in changed])
+    audit_log.record_many("model.create", actor, [{"model_id": one.id, "detail": _detail(one)} for one in created])
+    audit_log.record_many("model.update", actor, [{"model_id": one.id, "detail": _detail(one)} for one in changed])
     _write_keys(plan, content.keys or (), actor)
     node_registry.update_many({node.node_id: _patch(node) for node in plan.nodes if node.settings}, actor)
     ids = [one.id for one in (*created, *changed)]
@@ -58,7 +58,7 @@ def write(plan: RestorePlan, content: BackupContent, actor: Actor) -> tuple[Writ
     return made
 
 
-def _said(one: PlannedModel) -> str:
+def _detail(one: PlannedModel) -> str:
     parts = [f"imported{': ' + ', '.join(one.changes) if one.changes else ''}"]
     parts += [f"placed on {', '.join(place.node_id for place in one.places)}"] if one.places else []
     return "; ".join(parts)
