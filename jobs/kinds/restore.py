@@ -99,5 +99,9 @@ KIND = Kind(
     ),
     audit=Audit("restore", target=_backup, detail=_asked_by),
     on_end=_release,
-    display=Display(heading="Configuration import of", subject=_backup),
+    display=Display(
+        heading="Configuration import of",
+        subject=_backup,
+        cancelling="What was imported stays; the rest is not started.",
+    ),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.wire.capability import MemoryModel
+from agent.wire.capability import MemoryModel, Runtime
 from jobs.backup.records import ModelRecord
 from mirbad.kernel.sizes import size
 from models_app.placement import feasible
@@ -40,7 +40,8 @@ def find(model: ModelRecord, gpu_uuids: tuple[str, ...], machine: Machine, *, sa
         return judged(model, machine, (), "")
     if known.memory_model == MemoryModel.UNIFIED:
         return judged(model, machine, (), "")
-    if same and _are_there(gpu_uuids, machine):
+    on_cpu = not gpu_uuids and model.runtime != Runtime.VLLM
+    if same and (gpu_uuids or on_cpu) and _are_there(gpu_uuids, machine):
         return judged(model, machine, gpu_uuids, "")
     count = max(1, len(gpu_uuids))
     cards = equal_cards(machine, count)
