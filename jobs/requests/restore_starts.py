@@ -26,6 +26,7 @@ from mirbad.kernel.errors import Conflict, MirbadError
 from models_app import holds
 from models_app.models import Placement
 from nodes import queries as node_queries
+from nodes.errors import NodeDraining
 
 _WHY = "It ran when the backup was made."
 
@@ -150,6 +151,8 @@ def _start(operation_id: str, model_id: str, replica: UUID, nodes: set[str], res
 def _refused(model_id: str, node_id: str, error: MirbadError, result: _Round) -> None:
     """Wait for a node that is away, as long as a start may take; leave the model for any other reason."""
     passing = error.retryable or error.code in restoring.PASSING or isinstance(error, Conflict)
+    # A drain is what somebody wants, and may last.
+    passing = passing and not isinstance(error, NodeDraining)
     since = result.waited.get(node_id) or clock.now()
     if passing and clock.now() - since <= settings().launch_timeout:
         result.waits[node_id] = since
