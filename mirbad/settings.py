@@ -175,6 +175,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SERVE_INCLUDE_SCHEMA": False,
     # Two fields named "state" that mean different things.
     "ENUM_NAME_OVERRIDES": {
+        "PlannedActionEnum": "jobs.api.backup_imports.ACTIONS",
         "FitStateEnum": "models_app.api.fit.FIT_STATES",
         "NodeStateEnum": "nodes.api.serializers.NODE_STATES",
         "MasterStateEnum": "nodes.api.serializers.MASTER_STATES",

@@ -23,7 +23,7 @@ from mirbad.kernel.roles import OWNER
 
 _MOST_TARGETS = 5000
 _MATCHES = [match.value for match in NodeMatch]
-_ACTIONS = [action.value for action in PlannedAction]
+ACTIONS = [action.value for action in PlannedAction]
 
 
 class ImportUploadSerializer(CamelSerializer):
@@ -89,7 +89,7 @@ class PlannedModelSerializer(CamelSerializer):
     """A model of the backup: its fate and the reason, what changes, its placements, and what a person has to know."""
 
     id = serializers.CharField()
-    action = serializers.ChoiceField(choices=_ACTIONS)
+    action = serializers.ChoiceField(choices=ACTIONS)
     reason = serializers.CharField()
     changes = serializers.ListField(child=serializers.CharField())
     notes = serializers.ListField(child=serializers.CharField())
@@ -105,7 +105,7 @@ class PlannedKeySerializer(CamelSerializer):
     """An API key of the backup, with the name that it has or gets here."""
 
     name = serializers.CharField()
-    action = serializers.ChoiceField(choices=_ACTIONS)
+    action = serializers.ChoiceField(choices=ACTIONS)
     reason = serializers.CharField()
 
 
