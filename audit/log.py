@@ -64,11 +64,12 @@ def record_many(action: str, actor: Actor, lines: Iterable[Mapping[str, str]], *
     if action not in ACTIONS or result not in RESULTS:
         raise ValueError(f"{action!r} or {result!r} is not of an audit line; see audit/actions.py")
     same = {"actor": actor.name, "person": actor.person, "role": actor.role, "address": actor.address}
+    same = {column: _fitting(column, text) for column, text in same.items()}
     now = clock.now()
     rows = []
     for line in lines:
-        texts = {_COLUMNS.get(name, name): text for name, text in line.items()} | same
-        cut = {column: _fitting(column, text) for column, text in texts.items()}
+        texts = {_COLUMNS.get(name, name): text for name, text in line.items()}
+        cut = {column: _fitting(column, text) for column, text in texts.items()} | same
         rows.append(AuditLine(time=now, action=action, result=result, **cut))
     if rows:
         AuditLine.objects.bulk_create(rows, batch_size=200)

@@ -5,6 +5,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -96,7 +97,7 @@ class PlannedNode:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RestorePlan:
     """The plan of one import. `available` are the options that the backup has something for, `options` those chosen."""
 
@@ -111,7 +112,7 @@ class RestorePlan:
     nodes: tuple[PlannedNode, ...]
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the whole plan: a confirmation of another one is refused."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
