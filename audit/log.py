@@ -1,6 +1,6 @@
 """Writing of audit lines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from django.db import transaction
@@ -12,6 +12,8 @@ from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import MirbadError
 from mirbad.live import invalidations
+
+_COLUMNS = {"node_id": "node_id_text", "model_id": "model_id_text", "operation_id": "operation_id_text"}
 
 
 def record(
@@ -53,6 +55,25 @@ def record(
         **{column: _fitting(column, text) for column, text in texts.items()},
     )
     transaction.on_commit(_invalidate, robust=True)
+
+
+def record_many(action: str, actor: Actor, lines: Iterable[Mapping[str, str]], *, result: str = "succeeded") -> None:
+    """Write a line for each of `lines` in a few statements, as `record` does. Each names some of ``node_id``,
+    ``model_id``, ``operation_id``, ``target``, ``detail``.
+    """
+    if action not in ACTIONS or result not in RESULTS:
+        raise ValueError(f"{action!r} or {result!r} is not of an audit line; see audit/actions.py")
+    same = {"actor": actor.name, "person": actor.person, "role": actor.role, "address": actor.address}
+    same = {column: _fitting(column, text) for column, text in same.items()}
+    now = clock.now()
+    rows = []
+    for line in lines:
+        texts = {_COLUMNS.get(name, name): text for name, text in line.items()}
+        cut = {column: _fitting(column, text) for column, text in texts.items()} | same
+        rows.append(AuditLine(time=now, action=action, result=result, **cut))
+    if rows:
+        AuditLine.objects.bulk_create(rows, batch_size=200)
+        transaction.on_commit(_invalidate, robust=True)
 
 
 def record_refusal(

@@ -231,6 +231,8 @@ class Display(Generic[I, S]):
     """Returns the names of the stages that this operation passes, in order; None is all that are not aside."""
     node_ids: Callable[[Step[I, S]], tuple[str, ...]] = _node_ids
     """Returns the nodes in whose rows the operation is listed."""
+    cancelling: str = "Its changes are undone first."
+    """What a cancellation does, as a sentence."""
     last: str = "Done"
     """The name of the end after the last stage."""
     chip: bool = False

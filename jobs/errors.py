@@ -6,6 +6,7 @@ MirbadError
 ├── BackupUnsuitable             400
 ├── MasterNotEmpty               409
 ├── RecoveryMode                 503
+├── RestoreChanged               409
 ├── LeaseLost                    internal: another worker has the operation
 └── StepFailed                   internal: a step ends the operation, or is to be tried again
 """
@@ -48,6 +49,13 @@ class RecoveryMode(MirbadError):
 
     code = "recovery_mode"
     http_status = 503
+
+
+class RestoreChanged(MirbadError):
+    """The master changed since the preview of an import, so that something else would be written."""
+
+    code = "restore_changed"
+    http_status = 409
 
 
 class LeaseLost(MirbadError):

@@ -5,7 +5,7 @@ its fence is the row's. Zero rows means that another worker has the operation: L
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -201,6 +201,20 @@ def steer(operation: Operation, state: OperationData, text: str) -> bool:
     events.changed(operation.pk)
     enqueue_on_commit(STEP, operation.pk)
     return True
+
+
+def note(operation: Operation, texts: Sequence[str]) -> None:
+    """Add lines to the timeline of `operation` at its present stage, in the caller's transaction."""
+    now = clock.now()
+    OperationEvent.objects.bulk_create(
+        [
+            OperationEvent(operation=operation, time=now, stage=operation.stage, text=redact(text)[:_TEXT])
+            for text in texts
+        ],
+        batch_size=200,
+    )
+    if texts:
+        events.changed(operation.pk)
 
 
 def supersede(operation: Operation, text: str) -> bool:

@@ -8,6 +8,8 @@ from django.db.models import OuterRef, Q, QuerySet, Subquery
 from jobs.models import Operation
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import NotFound
+from models_app.models import Placement
+from models_app.states import STARTING
 
 LONGEST_PAUSE = timedelta(minutes=10)
 """The longest time until an operation looks again; clocks of several hosts may differ by as much."""
@@ -33,6 +35,12 @@ def due(now: datetime) -> Q:
 def open_operation(group: str, target_kind: str, target_id: str) -> Operation | None:
     """Return the operation of the concurrency group `group` that is open on the target, None when there is none."""
     return unfinished().filter(concurrency_group=group, target_kind=target_kind, target_id=target_id).first()
+
+
+def busy_nodes() -> set[str]:
+    """Return the nodes on which a model starts, or has an open start or stop: no other start is opened there."""
+    starting = Placement.objects.filter(observed=STARTING).values_list("node_id_text", flat=True)
+    return set(starting) | set(unfinished().filter(concurrency_group="run").values_list("node_id_text", flat=True))
 
 
 def about_node(node_id: str) -> Q:

@@ -2,7 +2,7 @@
 
 from jobs import worker
 from jobs.base import STEP
-from jobs.kinds import evacuate
+from jobs.kinds import evacuate, restore
 from jobs.loops import backups, ca_upkeep
 from jobs.loops.configured_takeover import look_once
 from jobs.loops.holds import release_stale_once
@@ -15,6 +15,7 @@ from jobs.loops.restarts import restart_once
 from jobs.loops.resume import resume_once
 from jobs.loops.sweep import sweep_once
 from jobs.requests import evacuation
+from jobs.requests import restore as imports
 from mirbad.tasking.tasks import tick
 
 
@@ -34,6 +35,18 @@ def open_next_move(operation_id: str) -> None:
 def open_moves() -> None:
     """Open the next move of every evacuation."""
     evacuation.open_all()
+
+
+@restore.OPEN_NEXT.handler
+def carry_on_import(operation_id: str) -> None:
+    """Open the next downloads and starts of a configuration import."""
+    imports.open_next(operation_id)
+
+
+@tick("jobs.restores")
+def carry_on_imports() -> None:
+    """Open the next downloads and starts of every configuration import."""
+    imports.open_all()
 
 
 @tick("jobs.sweep")

@@ -36,6 +36,7 @@ app.conf.beat_schedule = {
     "stop-left-over-engines": _every("jobs.strays", settings().moves_sweep_interval.total_seconds()),
     "forget-ended-engines": _every("jobs.records", 60.0),
     "open-moves-of-evacuations": _every("jobs.evacuations", 2.0),
+    "carry-on-imports": _every("jobs.restores", 2.0),
     "release-holds-that-were-left": _every("jobs.holds", 20.0),
     "prune-operations": _every("jobs.prune", 3600.0),
     "make-scheduled-backups": _every("jobs.backups", 20.0),

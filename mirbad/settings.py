@@ -179,6 +179,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     # Two fields named "state" that mean different things.
     "ENUM_NAME_OVERRIDES": {
         "DestinationKindEnum": "jobs.api.backup_destinations.KIND_NAMES",
+        "PlannedActionEnum": "jobs.api.backup_imports.ACTIONS",
         "FitStateEnum": "models_app.api.fit.FIT_STATES",
         "NodeStateEnum": "nodes.api.serializers.NODE_STATES",
         "MasterStateEnum": "nodes.api.serializers.MASTER_STATES",

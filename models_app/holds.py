@@ -1,8 +1,11 @@
 """Locks on models: one holder at a time, so that moves, jobs and people do not undo each other's work."""
 
+from collections.abc import Collection, Mapping
+
 from django.db import IntegrityError, transaction
 
 from mirbad.kernel.errors import NotFound
+from mirbad.live import invalidations
 from models_app import events
 from models_app.errors import ModelBusy
 from models_app.models import Hold, ModelDefinition
@@ -12,6 +15,7 @@ _WHAT_NOW = {
     "move": "Wait for it to finish, or cancel the move.",
     "revoke": "Wait for it to finish, or cancel the revoke.",
     "job": "Wait for it to finish, or cancel the job.",
+    "restore": "Wait for it to finish, or cancel the configuration import.",
 }
 
 
@@ -36,6 +40,29 @@ def take(model_id: str, holder_kind: str, holder_id: str, words: str) -> None:
         except IntegrityError as error:
             raise ModelBusy(f"Model {model_id!r} is busy: another action started just now. Try again.") from error
         events.changed(model_id)
+
+
+def take_each(holders: Mapping[str, str], holder_kind: str, words: str) -> None:
+    """Hold each model of `holders` under the id that it names, in the caller's transaction, which has locked the rows.
+
+    Raises ModelBusy.
+    """
+    rows = [
+        Hold(model_id=model_id, holder_kind=holder_kind, holder_id=holder_id, words=words)
+        for model_id, holder_id in holders.items()
+    ]
+    try:
+        with transaction.atomic():
+            Hold.objects.bulk_create(rows, batch_size=200)
+    except IntegrityError as error:
+        raise ModelBusy("One of the models is busy: another action started just now. Try again.") from error
+
+
+def release_each(model_ids: Collection[str], holder_kind: str, prefix: str) -> None:
+    """Release those of `model_ids` that are held under an id that begins with `prefix`, in the caller's transaction."""
+    rows = Hold.objects.filter(model_id__in=model_ids, holder_kind=holder_kind, holder_id__startswith=prefix)
+    rows.delete()
+    transaction.on_commit(lambda: invalidations.changed_many("models", model_ids), robust=True)
 
 
 def require_known(model_id: str) -> None:

@@ -22,6 +22,7 @@ from nodes.models import Gpu, JoinToken, Node, NodePin, RevokedKey
 from nodes.states import APPROVED, LIFECYCLE, PENDING, REVOKED
 
 _SPKI_DIGITS = 64
+_AT_ONCE = 200
 _Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 _Label = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _LabelValue = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -139,7 +140,7 @@ def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
 
     Raises InvalidRequest (with problems), NotFound, NodeRevoked, MasterFenced.
     """
-    wanted = _read_patch(patch)
+    wanted = read_settings(patch)
     changes = {name: getattr(wanted, name) for name in sorted(wanted.model_fields_set - {"gpu_reserves"})}
     known = Node.objects.filter(pk=node_id).first()
     if known is not None and {"address", "port"} & changes.keys():
@@ -162,6 +163,39 @@ def update(node_id: str, patch: Mapping[str, Any], actor: Actor) -> Node:
             audit_log.record("node.update", actor, node_id=node_id, detail=", ".join(changed))
             _announce(node_id)
     return Node.objects.get(pk=node_id)
+
+
+def update_many(patches: Mapping[str, Mapping[str, Any]], actor: Actor) -> None:
+    """Change settings of many nodes as `update` does, by a number of queries that does not grow with them.
+
+    In the caller's transaction. A patch names columns and `gpu_reserves`, and no address. Raises InvalidRequest,
+    MasterFenced.
+    """
+    wanted = {node_id: read_settings(patch) for node_id, patch in patches.items()}
+    fencing.require_unfenced()
+    nodes = {node.pk: node for node in Node.objects.not_revoked().select_for_update().filter(pk__in=wanted)}
+    columns: set[str] = set()
+    gpus: list[Gpu] = []
+    named: dict[str, list[str]] = {node_id: [] for node_id in nodes}
+    for node_id, node in nodes.items():
+        for name in sorted(wanted[node_id].model_fields_set - {"gpu_reserves", "address", "port"}):
+            if getattr(node, name) != (value := getattr(wanted[node_id], name)):
+                setattr(node, name, value)
+                columns.add(name)
+                named[node_id].append(name)
+    for gpu in Gpu.objects.filter(node_id__in=nodes):
+        reserves = wanted[gpu.node_id].gpu_reserves
+        if gpu.uuid in reserves and gpu.reserve_bytes != reserves[gpu.uuid]:
+            gpu.reserve_bytes = reserves[gpu.uuid]
+            gpus.append(gpu)
+            named[gpu.node_id].append(f"reserve of {gpu.uuid}")
+    changed = {node_id: names for node_id, names in named.items() if names}
+    if columns:
+        Node.objects.bulk_update([nodes[node_id] for node_id in changed], sorted(columns), batch_size=_AT_ONCE)
+    Gpu.objects.bulk_update(gpus, ["reserve_bytes"], batch_size=_AT_ONCE)
+    lines = [{"node_id": node_id, "detail": ", ".join(names)} for node_id, names in changed.items()]
+    audit_log.record_many("node.update", actor, lines)
+    transaction.on_commit(lambda: invalidations.changed_many("nodes", changed))
 
 
 def follow_port(node_id: str, port: int, actor: Actor) -> bool:
@@ -263,7 +297,8 @@ def _set_reserves(node: Node, reserves: Mapping[str, int | None]) -> list[str]:
     return [f"reserve of {uuid}" for uuid in changed]
 
 
-def _read_patch(patch: Mapping[str, Any]) -> NodePatch:
+def read_settings(patch: Mapping[str, Any]) -> NodePatch:
+    """Return `patch` with every value checked. Raises InvalidRequest (problems)."""
     try:
         return NodePatch.model_validate(dict(patch))
     except ValidationError as error:

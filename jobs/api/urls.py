@@ -2,7 +2,19 @@
 
 from django.urls import path
 
-from jobs.api import backup_destinations, backups, downloads, fencing, images, moves, nodes, pki, replicas, views
+from jobs.api import (
+    backup_destinations,
+    backup_imports,
+    backups,
+    downloads,
+    fencing,
+    images,
+    moves,
+    nodes,
+    pki,
+    replicas,
+    views,
+)
 from mirbad.api import converters
 
 converters.register()
@@ -41,6 +53,18 @@ urlpatterns = [
     path("fencing/takeover/continue", fencing.ContinueTakeover.as_view(), name="api-fencing-continue"),
     path("pki/ca-rotation", pki.CaRotationView.as_view(), name="api-ca-rotation"),
     path("pki/ca-replacement", pki.CaReplacementView.as_view(), name="api-ca-replacement"),
+    path("backups/imports", backup_imports.BackupImportsView.as_view(), name="api-backup-imports"),
+    path("backups/imports/<str:upload_id>", backup_imports.OneBackupImportView.as_view(), name="api-backup-import"),
+    path(
+        "backups/imports/<str:upload_id>/preview",
+        backup_imports.BackupImportPreview.as_view(),
+        name="api-backup-import-preview",
+    ),
+    path(
+        "backups/imports/<str:upload_id>/confirm",
+        backup_imports.BackupImportConfirmation.as_view(),
+        name="api-backup-import-confirm",
+    ),
     path("downloads", downloads.DownloadsView.as_view(), name="api-downloads"),
     path("downloads/inspect", downloads.DownloadInspectionView.as_view(), name="api-downloads-inspect"),
     path("downloads/<name:operation_id>", downloads.OneDownloadView.as_view(), name="api-download"),

@@ -70,7 +70,7 @@ def recover(path: Path, passphrase: str, stage: Stage, asked_by: str, *, name: s
         sealed = list(verification.secrets(backup, passphrase))
         _write_master(sealed)
         notes = [*_write_nodes(configuration, sealed), *_write_models(configuration, sealed)]
-        notes += restored_destinations.write(configuration, sealed)
+        notes += _write_destinations(configuration, sealed)
         _write_people(sealed)
         routing.bump()
         made = f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -214,6 +214,12 @@ def _placement(model: ModelDefinition, part: records.PlacementPart) -> Placement
         gpu_uuids=list(part.gpu_uuids),
         desired=RUNNING if part.running else STOPPED,
     )
+
+
+def _write_destinations(configuration: list[records.ConfigurationRecord], sealed: Sealed) -> list[str]:
+    found = [record for record in configuration if isinstance(record, records.DestinationRecord)]
+    secrets = {one.name: one for one in _of(sealed, records.DestinationSecretsRecord)}
+    return restored_destinations.write(found, secrets)
 
 
 def _write_people(sealed: Sealed) -> None:

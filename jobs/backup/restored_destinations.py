@@ -1,6 +1,6 @@
 """The destinations of a backup, written into a master that has none of their names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jobs.backup import records, storage
 from jobs.backup.destinations.settings import WITH_SECRET
@@ -8,16 +8,15 @@ from jobs.models import BackupDestination
 from mirbad.kernel import clock
 
 
-def write(configuration: Iterable[records.ConfigurationRecord], sealed: Iterable[records.SecretRecord]) -> list[str]:
-    """Write the destinations, sealed under this master's key; return what an operator has to do, a sentence each.
+def write(
+    found: Iterable[records.DestinationRecord], secrets: Mapping[str, records.DestinationSecretsRecord]
+) -> list[str]:
+    """Write destinations, sealed under this master's key; return what an operator has to do, a sentence each.
 
-    Schedules and ages count from now on.
+    `secrets` are by the name of their destination. Schedules and ages count from now on.
     """
-    secrets = {one.name: one for one in sealed if isinstance(one, records.DestinationSecretsRecord)}
     notes, now = [], clock.now()
-    for record in configuration:
-        if not isinstance(record, records.DestinationRecord):
-            continue
+    for record in found:
         own = secrets.get(record.name)
         values = record.model_dump(exclude={"kind", "destination_kind"})
         BackupDestination.objects.create(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from jobs.backup.destinations import errand
 from jobs.backup.destinations.errand import DestinationErrand
-from jobs.backup.destinations.settings import ADAPTER, DestinationSettings
+from jobs.backup.destinations.settings import ADAPTER, DestinationSettings, FolderDestination
 from jobs.models import Backup, BackupDestination
 from mirbad.kernel.conf import settings
+from mirbad.kernel.errors import InvalidRequest
 from mirbad.kernel.seal import seal, unseal
 
 _OF_DESTINATION = "backup-destination"
@@ -30,6 +31,14 @@ def file_of(backup: Backup) -> Path:
 def settings_of(destination: BackupDestination) -> DestinationSettings:
     """Return the typed settings of a destination. Raises ValidationError for those of another version."""
     return ADAPTER.validate_python(destination.settings)
+
+
+def require_outside(found: DestinationSettings) -> None:
+    """Raise InvalidRequest for a folder inside of the data folder."""
+    if isinstance(found, FolderDestination) and Path(found.path).resolve().is_relative_to(settings().data.resolve()):
+        text = "This folder is inside of the data folder and would be lost with it. Choose a folder on another disk."
+        problem = {"code": "destination_setting_invalid", "message": text, "field": "path"}
+        raise InvalidRequest(text, problems=[problem])
 
 
 def seal_secret(secret: str) -> bytes | None:

@@ -12,6 +12,7 @@ from jobs.kinds import (
     image_pull,
     launch,
     move,
+    restore,
     revoke,
     rotate_cert,
     stop,
@@ -39,6 +40,7 @@ KINDS: dict[str, AnyKind] = {
         unplace.KIND,
         backup.KIND,
         backup_delete.KIND,
+        restore.KIND,
     )
 }
 

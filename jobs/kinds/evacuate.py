@@ -105,5 +105,5 @@ KIND = Kind(
     stages=(Stage(MOVING, "Move the models", _moving),),
     audit=Audit("node.drain", detail=lambda *_: "evacuation"),
     on_end=_undrain,
-    display=Display(heading="Evacuation of", chip=True),
+    display=Display(heading="Evacuation of", chip=True, cancelling="Models that were moved stay where they are."),
 )

@@ -10,14 +10,14 @@ from django.db import transaction
 
 from agent.wire.instances import InstanceState
 from audit import log as audit_log
-from jobs.queries import unfinished
+from jobs.queries import busy_nodes
 from jobs.requests import recovery
 from mirbad.kernel.actor import system
 from mirbad.kernel.errors import MirbadError
 from models_app import intents
 from models_app.models import Placement, RunningIntent
 from models_app.placement import apply
-from models_app.states import RUNNING, STARTING, STOPPED
+from models_app.states import RUNNING, STOPPED
 from nodes import fencing
 from nodes.models import Node
 
@@ -39,7 +39,7 @@ def resume_once() -> int:
         return opened
     if broken := intents.note_unreadable():
         log.error("the running set of nodes cannot be read; nothing starts there automatically", nodes=sorted(broken))
-    busy = _busy_nodes()
+    busy = busy_nodes()
     for intent in intents.pending():
         placement = intent.placement
         autostart = intent.cause == RunningIntent.AUTOSTART
@@ -100,9 +100,3 @@ def autostart() -> int:
 
 def _is_held(placement: Placement) -> bool:
     return hasattr(placement.model, "hold")
-
-
-def _busy_nodes() -> set[str]:
-    """Return the nodes on which a model starts, or has an open start or stop."""
-    starting = Placement.objects.filter(observed=STARTING).values_list("node_id_text", flat=True)
-    return set(starting) | set(unfinished().filter(concurrency_group="run").values_list("node_id_text", flat=True))

@@ -3,6 +3,7 @@
 from django.urls import path
 
 from jobs.pages.views import (
+    backup_imports,
     backup_recovered,
     backups,
     ca,
@@ -47,6 +48,9 @@ urlpatterns = [
     path("backup/-/to/<int:destination_id>", backups.destination_edit, name="backup-destination"),
     path("backup/-/to/<int:destination_id>/delete", backups.destination_delete, name="backup-destination-delete"),
     path("backup/-/to/<int:destination_id>/try", backups.destination_try, name="backup-destination-try"),
+    path("backup/import", backup_imports.upload, name="backup-import"),
+    path("backup/import/<str:upload_id>", backup_imports.preview, name="backup-import-preview"),
+    path("backup/import/<str:upload_id>/confirm", backup_imports.confirm, name="backup-import-confirm"),
     path("downloads", downloads.index, name="downloads"),
     path("downloads/new", downloads.new, name="download-new"),
     path("downloads/-/files", downloads.files, name="download-files"),

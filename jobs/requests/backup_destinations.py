@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -11,14 +10,13 @@ from audit import log as audit_log
 from jobs import events
 from jobs.backup import making, schedule, storage
 from jobs.backup.destinations import settings as kinds
-from jobs.backup.destinations.settings import DestinationSettings, FolderDestination
+from jobs.backup.destinations.settings import DestinationSettings
 from jobs.kinds import backup
 from jobs.models import BackupDestination
 from jobs.queries import unfinished
 from jobs.requests.backups import require_destination
 from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
-from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, InvalidRequest
 
 ACTION = "backup-destination"
@@ -87,7 +85,7 @@ def try_out(destination_id: int, actor: Actor) -> None:
 
 def _fill(row: BackupDestination, entered: DestinationInput, now: datetime) -> None:
     found = kinds.parse(entered.kind, entered.settings)
-    _require_outside(found)
+    storage.require_outside(found)
     row.name = _name(entered.name)
     _set_secret(row, found, entered.secret)
     row.settings = found.model_dump(mode="json", by_alias=True)
@@ -124,12 +122,6 @@ def _name(name: str) -> str:
     if not name or len(name) > 60 or not name.isprintable():
         raise _problem("name_invalid", "name", "Enter a name of at most 60 printable characters.")
     return name
-
-
-def _require_outside(found: DestinationSettings) -> None:
-    if isinstance(found, FolderDestination) and Path(found.path).resolve().is_relative_to(settings().data.resolve()):
-        text = "This folder is inside of the data folder and would be lost with it. Choose a folder on another disk."
-        raise _problem("destination_setting_invalid", "path", text)
 
 
 def _set_secret(row: BackupDestination, found: DestinationSettings, secret: str | None) -> None:

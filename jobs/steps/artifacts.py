@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, PlainSerializer
 
 from agent.wire.base import WireModel
-from agent.wire.capability import Feature
+from agent.wire.capability import Feature, ModelFolder
 from agent.wire.downloads import DownloadSpec, DownloadState, DownloadView, FolderList
 from agent.wire.errors import AgentCode
 from agent.wire.images import PullRequest, PullState, PullView
@@ -135,13 +135,18 @@ def lacks(node_id: str, source: ModelSource) -> bool:
     """Return whether the node lacks files of `source`; False for a node that cannot download. StepFailed."""
     if not offers(node_id, Feature.DOWNLOADS):
         return False
+    return folder_lacks(readable_folders(node_id), source.folder, source.file, source.projector)
+
+
+def readable_folders(node_id: str) -> tuple[ModelFolder, ...]:
+    """Return the model folders of the node, read now. StepFailed, also when its disk cannot be looked at."""
     listed = folders(node_id)
     if listed.problem:
         # Weights that cannot be looked at are not gone: nothing is downloaded in their place.
         changed = listed.problem_code == AgentCode.MODELS_ROOT_CHANGED
         code = AgentCode.MODELS_ROOT_CHANGED if changed else AgentCode.SOURCE_MISSING
         raise StepFailed(code, f"Node {node_id!r}: {listed.problem}", final=True)
-    return folder_lacks(listed.folders, source.folder, source.file, source.projector)
+    return listed.folders
 
 
 def pinned(model: ModelDefinition, source: ModelSource, advice: str) -> DownloadSpec:

@@ -10,7 +10,7 @@ class Hold(models.Model):
 
     model = models.OneToOneField(ModelDefinition, on_delete=models.CASCADE, primary_key=True, related_name="hold")
     holder_kind = models.CharField(max_length=12)
-    holder_id = models.CharField(max_length=80)
+    holder_id = models.CharField(max_length=120)
     words = models.CharField(max_length=200)
     since = models.DateTimeField(auto_now_add=True)
 

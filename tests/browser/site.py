@@ -38,6 +38,8 @@ def prepare(kind: str) -> None:
 
         seed.fleet()
         cards.octo()
+    if kind == "backup":
+        _back_up()
     if kind == "octo":
         octo.fleet()
     if kind == "backups":
@@ -50,6 +52,32 @@ def prepare(kind: str) -> None:
         seed.fleet()
         trouble.conflict(trouble.signed_log())
         trouble.engine_without_a_record("atlas")
+
+
+def _back_up() -> None:
+    """A backup of the fleet in the data folder; then one node is another machine, and models differ or are gone."""
+    from jobs.backup import making
+    from mirbad.kernel.actor import CONFIG
+    from mirbad.kernel.conf import settings
+    from mirbad.kernel.ids import new_uid
+    from models_app import keys
+    from models_app.models import ApiKey, Hold, ModelDefinition, Placement
+    from nodes.models import Node
+    from nodes.pki import authority
+    from tests.pages import seed
+
+    seed.fleet()
+    authority.ensure()
+    keys.create("continuous integration", actor=CONFIG)
+    making.create(settings().data / "fleet.backup", "correct horse battery staple", CONFIG)
+    ApiKey.objects.all().delete()
+    Hold.objects.all().delete()
+    Node.objects.filter(pk="borealis").update(uid=new_uid())
+    Node.objects.filter(pk="atlas").update(labels={"rack": "7"}, memory_reserve_bytes=2**30)
+    ModelDefinition.objects.filter(pk="qwen3-14b").update(tags=["other"], display_name="Mine")
+    gone = ModelDefinition.objects.exclude(pk__in=("qwen3-14b", "phi-4"))
+    Placement.objects.filter(model__in=gone).delete()
+    gone.delete()
 
 
 def _fence() -> None:

@@ -97,6 +97,8 @@ def _refusals() -> list[Page]:
         ("refused-model", "/models/-/new", {"id": "No Id!", "runtime": "vllm", "start_timeout_seconds": "no"}),
         ("refused-download", "/downloads/new", {"node": "atlas", "repository": "no"}),
         ("refused-takeover", "/fencing/takeover", {"confirm": "no"}),
+        ("refused-import", "/backup/import", {"passphrase": ""}),
+        ("import-gone", "/backup/import/none", None),
         ("refused-settings", "/nodes/atlas/save", {"display_name": "x" * 300}),
         ("nothing-there", "/nodes/nobody", None),
     ]
@@ -106,7 +108,8 @@ def _empty() -> list[Page]:
     names = (
         "home", "dashboard", "nodes:list", "models:list", "models:keys", "models:usage", "models:folders",
         "models:catalog", "models:playground", "models:new", "jobs:list", "jobs:activity", "jobs:downloads",
-        "jobs:download-new", "jobs:ca", "audit:list", "accounts:tokens", "nodes:add", "jobs:backups",
+        "jobs:download-new", "jobs:ca", "jobs:backups", "jobs:backup-import", "audit:list", "accounts:tokens",
+        "nodes:add",
     )  # fmt: skip
     return _named(*((name, []) for name in names))
 

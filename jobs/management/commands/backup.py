@@ -1,4 +1,4 @@
-"""``manage.py backup create|verify|inspect FILE``: also while Mirbad does not run."""
+"""``manage.py backup create|verify|inspect|restore FILE``: also while Mirbad does not run."""
 
 import getpass
 import sys
@@ -10,14 +10,15 @@ from django.db import OperationalError, ProgrammingError
 
 from jobs.backup import making, verification
 from jobs.backup.container import BackupManifest
+from jobs.management import restoring
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.errors import MirbadError
 
 
 class Command(BaseCommand):
-    """Makes, checks and shows backups."""
+    """Makes, checks, shows and imports backups."""
 
-    help = "Make a backup, check that one can be opened, or show what one holds."
+    help = "Make a backup, check that one can be opened, show what one holds, or import one."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -26,9 +27,11 @@ class Command(BaseCommand):
         create = verbs.add_parser("create", help="write a backup of this moment and open it again")
         verify = verbs.add_parser("verify", help="read a backup to its last byte, the secrets too")
         inspect = verbs.add_parser("inspect", help="show the manifest; needs no passphrase")
-        for verb in (create, verify, inspect):
+        restore = verbs.add_parser("restore", help="import models, keys and settings into this master")
+        for verb in (create, verify, inspect, restore):
             verb.add_argument("file", type=Path, help="the file of the backup")
-        for verb in (create, verify):
+        restoring.add_arguments(restore)
+        for verb in (create, verify, restore):
             secrets = verb.add_mutually_exclusive_group()
             secrets.add_argument(
                 "--passphrase-file", type=Path, help="read the passphrase from the first line of a file; - is stdin"
@@ -42,6 +45,9 @@ class Command(BaseCommand):
                 self._show(verification.inspect(file))
                 return
             passphrase = self._passphrase(twice=verb == "create", **options)
+            if verb == "restore":
+                restoring.run(self.stdout, file, passphrase, options)
+                return
             if verb == "verify":
                 self._show(verification.verify(file, passphrase))
                 self.stdout.write("Every part was read" + (" and opened." if passphrase is not None else "."))

@@ -96,6 +96,12 @@ class Activity:
         )
 
 
+def cancelling_text(operation_id: str) -> str:
+    """Return what a cancellation of an operation does, as a sentence; "" for an unknown one. One query."""
+    found = Operation.objects.filter(pk=operation_id).first()
+    return row(found).cancelling_text if found is not None else ""
+
+
 def activity() -> Activity:
     """Return the values of the drawer. Four queries."""
     return Activity(

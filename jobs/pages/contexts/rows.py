@@ -69,6 +69,8 @@ class OperationRow:
     cancelling: bool
     paused: bool
     may_cancel: bool
+    cancelling_text: str
+    """What a cancellation does."""
 
     chip: bool
     """Shown beside the state of its node."""
@@ -122,6 +124,7 @@ def row(operation: Operation, *, fenced: bool = False) -> OperationRow:
         cancelling=cancelling,
         paused=paused,
         may_cancel=not status_text.why_no_cancel(operation),
+        cancelling_text=known[0].display.cancelling if known is not None else "",
         chip=known is not None and known[0].display.chip,
         node_ids=frozenset(known[0].display.node_ids(known[1]) if known else (operation.node_id_text,)),
     )

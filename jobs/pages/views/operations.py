@@ -74,7 +74,7 @@ def cancel(request: HttpRequest, operation_id: str) -> HttpResponse:
     return perform(
         request,
         lambda: cancellation.request(operation_id, actor),
-        "Cancelling. Its changes are undone first.",
+        f"Cancelling. {contexts.cancelling_text(operation_id)}".rstrip(),
         to=reverse("jobs:detail", args=[operation_id]),
     )
 

@@ -18,6 +18,10 @@ pytestmark = [pytest.mark.app, pytest.mark.django_db(transaction=True)]
 HIDDEN = ("a password of the share", "a passphrase of the schedule", "a secret key")
 
 
+def _by_name(rows):
+    return {row.name: row for row in rows}
+
+
 @pytest.fixture
 def found(tmp_path, monkeypatch):
     monkeypatch.setattr(sealed, "_MEMORY_KIB", 64)
@@ -45,7 +49,7 @@ def test_they_are_written_again_and_their_schedule_begins_anew(found):
     kinds = read(found)
     before = {row.name: (row.kind, row.settings, row.schedule) for row in BackupDestination.objects.all()}
     BackupDestination.objects.all().delete()
-    assert restored_destinations.write(kinds["destination"], kinds["destination-secrets"]) == []
+    assert restored_destinations.write(kinds["destination"], _by_name(kinds["destination-secrets"])) == []
     assert {row.name: (row.kind, row.settings, row.schedule) for row in BackupDestination.objects.all()} == before
     smb = BackupDestination.objects.get(kind="smb")
     assert storage.secret_of(smb) == "a password of the share"
@@ -57,7 +61,7 @@ def test_a_password_that_is_not_there_is_asked_for(found):
     kinds = read(found, passphrase=None)
     assert all(isinstance(one, records.DestinationRecord) for one in kinds["destination"])
     BackupDestination.objects.all().delete()
-    notes = restored_destinations.write(kinds["destination"], [])
+    notes = restored_destinations.write(kinds["destination"], {})
     assert [note.split(" is not")[0] for note in notes] == [
         "The password of destination the s3",
         "The password of destination the smb",
@@ -68,7 +72,7 @@ def test_a_recovered_master_has_them(found, tmp_path):
     before = read(found)
     call_command("flush", verbosity=0, interactive=False)
     shutil.rmtree(settings().data / "audit", ignore_errors=True)
-    recovery.recover(found, PASSPHRASE, tmp_path / "takeover", "somebody")
+    recovery.recover(found, PASSPHRASE, lambda _: None, "somebody")
     again = tmp_path / "again.zip"
     making.create(again, PASSPHRASE, PERSON)
     after = read(again)

@@ -28,7 +28,7 @@ from jobs.loops.orphans import stop_orphans_once
 from jobs.loops.resume import resume_once
 from jobs.models import Operation
 from jobs.queries import unfinished
-from jobs.requests import evacuation, model_runs
+from jobs.requests import evacuation, model_runs, restore
 from mirbad.kernel import clock
 from mirbad.kernel.errors import MirbadError
 from mirbad.tasking.tasks import TaskSignal
@@ -215,6 +215,7 @@ class Bench:
         self._boot = mock.patch.object(agent_clock, "boot_id", self._boot_id)
         self._boot.start()
         self._made = 0
+        self.folder = folder
         self.hub = Hub()
         self.hub.__enter__()
         self._endpoint = mock.patch.dict(os.environ, {"HF_ENDPOINT": self.hub.endpoint})
@@ -307,6 +308,7 @@ class Bench:
             resume_once()
         stop_orphans_once()
         evacuation.open_all()
+        restore.open_all()
         release_stale_once()
         ca_upkeep.tick()
         for operation_id in ledger.due_ids():

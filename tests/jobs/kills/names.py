@@ -16,4 +16,5 @@ NAMES = (
     "ca-rotation",
     "backup",
     "backup-delete",
+    "restore",
 )

@@ -6,13 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.fence import Fence
-from jobs.backup import storage
+from jobs.backup import making, storage
+from jobs.backup.importing import content
+from jobs.backup.importing.choices import ImportChoices
+from jobs.backup.importing.content import BackupContent
 from jobs.loops.orphans import stop_orphans_once
 from jobs.models import Backup, BackupDestination, Operation
-from jobs.requests import backups, ca_rotation, downloads, evacuation, identity, model_runs, moves, takeover, unplacing
+from jobs.requests import (
+    backups,
+    ca_rotation,
+    downloads,
+    evacuation,
+    identity,
+    model_runs,
+    moves,
+    restore,
+    takeover,
+    unplacing,
+)
 from mirbad.kernel import clock
 from models_app.artifacts.download_request import DownloadRequest
-from models_app.models import Placement
+from models_app.models import ModelDefinition, Placement
 from nodes import fencing
 from nodes.models import CaRotation, MasterIdentity, Node, NodePin
 from tests.bench.hub import Repository
@@ -125,6 +139,41 @@ def _brought(bench: Bench, outcome: str) -> list[str]:
     # A wish to end may come when all is there already; what never stands there is a part.
     whole = folder.exists() and (folder / "model.safetensors").read_bytes() == b"weights" * 999
     return _told(whole, "the weights are not whole")
+
+
+_BACKUPS: dict[Bench, BackupContent] = {}
+
+
+def _backup_to_import(bench: Bench) -> None:
+    """A backup of two models that run on a, one of them with a repository, and one that is stopped on b; all gone."""
+    _offered(bench)
+    source = {"kind": "huggingface", "folder": "acme--tiny", "repository": "acme/tiny"}
+    if bench not in _BACKUPS:
+        placed("one", "a", sources=[source])
+        placed("two", "a")
+        placed("three", "b")
+        Placement.objects.filter(node_id_text="a").update(desired="running")
+        path = bench.folder / "fleet.backup"
+        making.create(path, None, PERSON)
+        _BACKUPS[bench] = content.read(path, None)
+        Placement.objects.all().delete()
+        ModelDefinition.objects.all().delete()
+
+
+def _import(bench: Bench) -> Operation:
+    choices = ImportChoices()
+    plan = restore.preview(_BACKUPS[bench], choices)
+    return restore.request(_BACKUPS[bench], choices, plan.digest, PERSON)
+
+
+def _imported(bench: Bench, outcome: str) -> list[str]:
+    found = sorted(Placement.objects.values_list("model_id", "node_id_text"))
+    there = _told(found == [("one", "a"), ("three", "b"), ("two", "a")], f"placements are {found}")
+    once = _told(ModelDefinition.objects.count() == 3, "models are missing")
+    if outcome != "succeeded":
+        return there + once
+    stopped = sorted(Placement.objects.filter(desired="stopped").values_list("model_id", flat=True))
+    return there + once + _brought(bench, outcome) + _told(stopped == ["three"], f"{stopped} are stopped")
 
 
 def _rotated(bench: Bench, outcome: str) -> list[str]:
@@ -250,5 +299,6 @@ SCENARIOS = (
         check=_deleted,
         engines=False,
     ),
+    Scenario("restore", _backup_to_import, _import, launches=2, check=_imported),
 )
 assert tuple(scenario.name for scenario in SCENARIOS) == NAMES

@@ -71,7 +71,7 @@ def test_a_hold_that_was_taken_just_now_stays() -> None:
     [
         ("move", "a move to node pc-2", "Wait for it to finish, or cancel the move."),
         ("job", "a benchmark on node pc-1", "Wait for it to finish, or cancel the job."),
-        ("restore", "a restore (configuration import)", "Wait for it to finish."),
+        ("restore", "a restore (configuration import)", "Wait for it to finish, or cancel the configuration import."),
         ("unplace", "an unplace from node pc-1", "Wait for it to finish."),
     ],
 )
