@@ -129,7 +129,7 @@ class EventReader:
 
     def feed(self, data: bytes) -> bytes:
         """Read a chunk. Return the bytes to send downstream now."""
-        self.events += data.count(b"\n\n")
+        self.events += data.count(b"\n\n") or data.count(b"\r\n\r\n")
         if (
             not self._held
             and not self._skipping

@@ -264,3 +264,12 @@ def test_what_follows_a_long_unfinished_event_is_searched():
 def test_the_reader_of_events_withholds_if_asked(withhold):
     reader = reader_for(200, b"text/event-stream", compressed=False, withhold=withhold)
     assert reader.feed(ONLY) == (b"" if withhold else ONLY)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_events_are_counted_whatever_ends_their_lines(end, together):
+    reader = EventReader(withhold=False)
+    for _ in range(4):
+        reader.feed(event({"choices": [{"delta": {"content": "a"}}]}, end) * together)
+    assert reader.events == 4 * together
