@@ -1,6 +1,7 @@
 """Handlers of signals and ticks: a task carries the id of an operation and nothing else."""
 
 from jobs import worker
+from jobs.backup import uploads
 from jobs.base import STEP
 from jobs.kinds import evacuate, restore
 from jobs.loops import backups, ca_upkeep
@@ -107,6 +108,12 @@ def release_holds() -> None:
 def prune() -> None:
     """Delete operations that ended long ago."""
     prune_once()
+
+
+@tick("jobs.uploads")
+def remove_uploads() -> None:
+    """Remove uploaded backups that nobody confirmed."""
+    uploads.remove_old()
 
 
 @tick("jobs.replicas")

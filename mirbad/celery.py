@@ -40,6 +40,7 @@ app.conf.beat_schedule = {
     "release-holds-that-were-left": _every("jobs.holds", 20.0),
     "prune-operations": _every("jobs.prune", 3600.0),
     "make-scheduled-backups": _every("jobs.backups", 20.0),
+    "remove-uploads": _every("jobs.uploads", 600.0),
     "rebuild-replicas": _every("jobs.replicas", 3.0),
     "take-over-when-configured": _every("jobs.takeover", 5.0),
     "renew-certificates-of-nodes": _every("jobs.renew", _renewal_seconds()),

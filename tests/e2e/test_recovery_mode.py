@@ -13,6 +13,7 @@ from mirbad.kernel.conf import read_settings
 from mirbad.up import programs
 from mirbad.up.programs import Layout
 from tests.e2e.fleet import ROOT, Fleet
+from tests.jobs.backup.fleet import PASSPHRASE
 from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
@@ -69,3 +70,46 @@ def test_it_is_closed_and_ends_when_the_mode_is_over(web):
     assert status == 403, "nobody without a log-in fills the disk"
     (fleet.data / "recovery").unlink()
     assert process.wait(30) == 75
+
+
+_MAKE = """
+import sys, django; django.setup()
+from pathlib import Path
+from django.core.management import call_command
+call_command("migrate", verbosity=0, interactive=False)
+from jobs.backup import making
+from mirbad.kernel.actor import CONFIG
+from tests.jobs.backup.fleet import PASSPHRASE, fill
+fill()
+making.create(Path(sys.argv[1]), PASSPHRASE, CONFIG)
+"""
+_KILLED = """
+import os, sys, django; django.setup()
+from pathlib import Path
+from django.core.management import call_command
+call_command("migrate", verbosity=0, interactive=False)
+from jobs.backup import installation
+installation._finish = lambda data: os.kill(os.getpid(), 9)
+installation.install(Path(sys.argv[1]), sys.argv[2], "the test")
+"""
+
+
+def test_an_installation_that_was_killed_after_its_rows_is_finished_by_the_next_start(make_fleet, tmp_path):
+    key = {"MIRBAD_SECRET_KEY": "a secret of the test, sealed with nothing real"}
+    made, fleet = Fleet(tmp_path / "made", **key), make_fleet(**key)
+    backup = tmp_path / "fleet.backup"
+    for one, code, code_words in ((made, _MAKE, (backup,)), (fleet, _KILLED, (backup, PASSPHRASE))):
+        for part in ("static", "secrets"):
+            (one.data / part).mkdir(parents=True)
+        (one.data / "recovery").touch()
+        environ = {**one.environ, "DJANGO_SETTINGS_MODULE": "mirbad.settings"}
+        done = subprocess.run([sys.executable, "-c", code, *map(str, code_words)], cwd=ROOT, env=environ, check=False)
+        assert done.returncode == (0 if one is made else -9)
+    assert (fleet.data / "recovery-staging" / "takeover").exists()
+    fleet.start()
+    assert any("Settled the installation of a backup that was interrupted" in line for line in fleet.lines)
+    assert not (fleet.data / "recovery").exists()
+    assert not (fleet.data / "recovery-staging").exists()
+    assert {"web", "worker", "watcher", "beat", "broker"} <= set(fleet.processes())
+    assert fleet.request("GET", "/backup/recovered")[0] == 302
+    assert {row["id"] for row in fleet.api("GET", "models")["items"]} == {"m0", "m1", "m2"}

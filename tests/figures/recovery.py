@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
+
 from tests.bench import services
 from tests.e2e.fleet import ROOT
 from tests.e2e.host import Host
@@ -33,7 +35,9 @@ def measure() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
         yield from _drill(Path(folder))
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
-        yield from _kills(Path(folder))
+        yield _kills(Path(folder), "SQLite")
+    with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder, services.postgres() as server:
+        yield _kills(Path(folder), "PostgreSQL", server)
 
 
 def _drill(folder: Path) -> Iterator[Figure]:
@@ -116,11 +120,14 @@ _ALL = [[2, _MODELS, 1, 1, 1], [True, True, False, False], False]
 class _Installer:
     """Installs a backup on copies of an empty master, each in a process that may be killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: str) -> None:
         self._folder, self.backup, self._empty = folder, folder / "fleet.backup", folder / "empty"
+        self._server = server
         for name in ("made", "empty"):
             (folder / name / "static").mkdir(parents=True)
         self.run(folder / "made", _MAKE, str(self.backup))
+        if server:
+            self._on_server("CREATE DATABASE empty")
         self.run(self._empty, _MIGRATE)
         (self._empty / "recovery").touch()
 
@@ -130,6 +137,8 @@ class _Installer:
             "MIRBAD_DATA": str(data), "MIRBAD_SECRET_KEY": "a secret of the figure, sealed with nothing real",
             "DJANGO_SETTINGS_MODULE": "mirbad.settings",
         }  # fmt: skip
+        if self._server and data.name != "made":
+            environ["DATABASE_URL"] = f"{self._server.rpartition('/')[0]}/{data.name}"
         command = [sys.executable, "-c", f"import django; django.setup()\n{code}", *arguments]
         return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True)
 
@@ -146,7 +155,14 @@ class _Installer:
         data = self._folder / "data"
         shutil.rmtree(data, ignore_errors=True)
         shutil.copytree(self._empty, data)
+        if self._server:
+            self._on_server("DROP DATABASE IF EXISTS data WITH (FORCE)", "CREATE DATABASE data TEMPLATE empty")
         return data
+
+    def _on_server(self, *statements: str) -> None:
+        with psycopg.connect(self._server, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement)
 
     def install(self, data: Path, kill_after: float | None) -> float:
         """Install, or kill that after some seconds; the seconds it ran."""
@@ -163,9 +179,9 @@ class _Installer:
         return time.monotonic() - began
 
 
-def _kills(folder: Path) -> Iterator[Figure]:
+def _kills(folder: Path, database: str, server: str = "") -> Figure:
     count = int(os.environ.get("MIRBAD_FIGURE_KILLS", "50"))
-    installer, chance = _Installer(folder), random.Random(7)
+    installer, chance = _Installer(folder, server), random.Random(7)
     data = installer.fresh()
     whole = installer.install(data, None)
     found: Counter[str] = Counter()
@@ -177,5 +193,5 @@ def _kills(folder: Path) -> Iterator[Figure]:
         state = json.loads(installer.run(data, _SETTLE))
         found["all" if state == _ALL else "nothing" if state == _NOTHING else f"a part: {state}"] += 1
     value = " and ".join(f"{number} {what}" for what, number in sorted(found.items())).replace(", ", " ")
-    name = f"{count} installations of {_MODELS} models ({whole:.1f} s) killed at random moments"
-    yield Figure(name, value, "all or nothing", not found.keys() - {"all", "nothing"})
+    name = f"{count} installations of {_MODELS} models on {database} ({whole:.1f} s) killed at random moments"
+    return Figure(name, value, "all or nothing", not found.keys() - {"all", "nothing"})

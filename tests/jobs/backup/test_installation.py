@@ -3,19 +3,23 @@
 import json
 import shutil
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.db import connection, transaction
 
-from jobs.backup import installation, making, sealed
+from jobs.backup import installation, making, recovery, sealed
 from jobs.errors import MasterNotEmpty
 from mirbad.kernel import recovery_mode
 from mirbad.kernel.conf import settings
 from models_app.models import ModelDefinition
 from nodes.models import MasterIdentity, Node
+from nodes.pki import authority
 from tests.jobs.backup.fleet import PASSPHRASE, fill
 from tests.models_app.things import PERSON
+from tests.waiting import stays
 
 pytestmark = [pytest.mark.app, pytest.mark.django_db(transaction=True)]
 
@@ -162,6 +166,34 @@ def test_a_settling_that_is_interrupted_is_settled_again(data, backup, monkeypat
                 installation.settle()
     installation.settle()
     assert is_whole(data)
+
+
+def test_a_settling_waits_for_a_transaction_that_is_still_under_way(data):
+    """The connection of a process that was killed may be about to commit: to look earlier would undo what is there."""
+    inside, may_end = threading.Event(), threading.Event()
+
+    def under_way():
+        try:
+            with transaction.atomic():
+                recovery.one_at_a_time()
+                (data / "recovery-staging").mkdir()
+                inside.set()
+                may_end.wait(30)
+                authority.ensure()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=under_way)
+    thread.start()
+    assert inside.wait(30)
+    settling = threading.Thread(target=lambda: (installation.settle(), connection.close()))
+    settling.start()
+    stays(lambda: settling.is_alive() and (data / "recovery-staging").is_dir(), "it waits", 0.5)
+    may_end.set()
+    thread.join(30)
+    settling.join(30)
+    assert MasterIdentity.objects.exists()
+    assert not (data / "recovery").exists(), "it was found whole"
 
 
 def test_a_record_that_cannot_be_read_is_none(data):
