@@ -350,6 +350,7 @@ def test_a_stored_password_is_not_sent_to_another_place():
         ({"name": " "}, "name"),
         ({"schedule": "every day"}, "schedule"),
         ({"schedule": "0 0 31 2 *"}, "schedule"),
+        ({"schedule": "*/5 * * * * *"}, "schedule"),
         ({"keep_count": 0}, "keep_count"),
         ({"warn_after_hours": 10**6}, "warn_after_hours"),
         ({"kind": "smb", "settings": {"host": "nas", "share": "b", "username": "u"}}, "secret"),
