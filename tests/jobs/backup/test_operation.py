@@ -325,6 +325,15 @@ def test_a_backup_whose_operation_is_gone_is_ended_and_its_passphrase_forgotten(
     assert (row.outcome, row.passphrase_sealed) == ("failed", None)
 
 
+def test_failed_ones_do_not_fill_the_disk(data, target):
+    fill()
+    for row in _good(made(target), loop.FAILED_KEPT + 5):
+        Backup.objects.filter(pk=row.pk).update(outcome="failed")
+    assert [loop.forget_failed_once(), loop.forget_failed_once()] == [5, 0]
+    assert len(files(data / "backups")) == Backup.objects.count() == loop.FAILED_KEPT
+    assert not Backup.objects.filter(name="mirbad-old-0.zip").exists()
+
+
 # -- destinations ------------------------------------------------------------------------------------------------------
 
 
