@@ -10,6 +10,8 @@ from mirbad.kernel.errors import InvalidRequest
 def check(expression: str) -> None:
     """Raise InvalidRequest for an expression that is none, or that names no time."""
     try:
+        if len(expression.split()) != 5:  # the library also takes a sixth one, of seconds
+            raise CronSimError("five fields")
         next(CronSim(expression, datetime(2026, 1, 1, tzinfo=UTC)))
     except (CronSimError, StopIteration):
         text = f"{expression!r} is no schedule. Enter five fields like '30 2 * * *' (each day at 02:30 UTC)."

@@ -16,7 +16,7 @@ from jobs.base import Audit, Cancelled, Display, Done, Go, Kind, OperationData, 
 from jobs.errors import BackupDestinationFailed, BackupExists, StepFailed
 from jobs.models import Backup, Operation
 from jobs.queries import unfinished
-from jobs.states import CANCELLED, FAILED, SUCCEEDED
+from jobs.states import SUCCEEDED
 from mirbad.kernel import clock
 from nodes import fencing
 
@@ -27,8 +27,6 @@ KEEPING = "keeping"
 UNDOING = "undoing"
 
 _TRIES = 3
-_FAILED_KEPT = 20
-"""Failed and cancelled backups that stay in the list."""
 
 
 class BackupInput(OperationData):
@@ -109,7 +107,6 @@ def _keeping(step: BackupStep) -> Outcome:
         gone, problem = _delete_expired(row)
         note = f" {gone} older deleted." if gone else ""
         note += f" Older ones could not be deleted: {problem}" if problem else ""
-        _forget_failed(row)
     where = f" and copied to {step.input.destination}" if step.input.destination else ""
     text = f"The backup was made, read back{where}.{note}"
     return Done(text, {"backupId": row.pk, "name": row.name, "bytes": row.bytes, "sha256": row.sha256})
@@ -134,13 +131,6 @@ def _delete_expired(row: Backup) -> tuple[int, str]:
         return 0, str(error)
     Backup.objects.filter(pk__in=[one.pk for one in going]).delete()
     return len(going), ""
-
-
-def _forget_failed(row: Backup) -> None:
-    old = Backup.objects.filter(outcome__in=(FAILED, CANCELLED)).exclude(pk=row.pk).order_by("-pk")[_FAILED_KEPT:]
-    for one in old:
-        storage.remove_file(one)
-        one.delete()
 
 
 def _undoing(step: BackupStep) -> Outcome:

@@ -7,7 +7,7 @@ from jobs.backup import schedule, storage
 from jobs.models import Backup, BackupDestination
 from jobs.queries import unfinished
 from jobs.requests import backups
-from jobs.states import FAILED
+from jobs.states import CANCELLED, FAILED
 from mirbad.kernel import clock
 from mirbad.kernel.actor import system
 from mirbad.kernel.errors import Conflict, MirbadError
@@ -17,12 +17,15 @@ from nodes.pki import store
 log = structlog.get_logger(__name__)
 
 _SCHEDULE = system("backup")
+FAILED_KEPT = 20
+"""Failed and cancelled backups that stay in the list, with what the master has of their files."""
 
 
 def tick() -> None:
-    """Start what is due, and forget passphrases of backups that ended in an unusual way."""
+    """Start what is due, and forget what failed long ago and passphrases of backups that ended in an unusual way."""
     start_due_once()
     forget_passphrases_once()
+    forget_failed_once()
 
 
 def start_due_once() -> int:
@@ -100,3 +103,12 @@ def forget_passphrases_once() -> int:
     return Backup.objects.filter(pk__in=over, finished_at__isnull=True).update(
         outcome=FAILED, finished_at=clock.now(), passphrase_sealed=None, error={"detail": detail}
     )
+
+
+def forget_failed_once() -> int:
+    """Delete all but the newest failed and cancelled backups, so that none fills the disk; return how many."""
+    old = list(Backup.objects.filter(outcome__in=(FAILED, CANCELLED)).order_by("-pk")[FAILED_KEPT:])
+    for row in old:
+        storage.remove_file(row)
+        row.delete()
+    return len(old)

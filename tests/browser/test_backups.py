@@ -86,3 +86,11 @@ def test_a_folder_that_is_not_there_is_refused_where_it_was_tried(open_backups):
     expect(page.get_by_text("is not a folder of the master's machine")).to_be_visible()
     page.locator("#destination-1").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("dialog")).to_contain_text("The files there stay")
+
+
+def test_a_backup_is_downloaded(open_backups):
+    page = open_backups("/backup")
+    with page.expect_download() as found:
+        page.get_by_role("link", name="Download mirbad-").first.click()
+    assert found.value.suggested_filename.startswith("mirbad-2026")
+    assert found.value.path().read_bytes() == b"a backup"

@@ -19,6 +19,7 @@ _DELETING = Badge("Deleting", "busy", "hourglass")
 _STALE = Badge("Too old", "warn", "triangle-alert")
 _FRESH = Badge("Up to date", "ok", "circle-check")
 _NO_LIMIT = Badge("No age limit", "idle", "circle-dashed")
+SHORT_KINDS = {"folder": "Folder", "smb": "SMB", "nfs": "NFS", "s3": "S3"}
 KINDS = {"folder": "Folder", "smb": "SMB share", "nfs": "NFS export", "s3": "S3 bucket"}
 
 

@@ -81,9 +81,13 @@ def destination_edit(request: HttpRequest, destination_id: int) -> HttpResponse:
 
 
 def _destination(request: HttpRequest, form: DestinationForm, destination_id: int | None) -> HttpResponse:
-    own = [destination_id] if destination_id is not None else [form.kind]
-    url = reverse("jobs:backup-destination" if destination_id is not None else "jobs:backup-destination-new", args=own)
-    context: dict[str, object] = {"form": form, "kinds": contexts.KINDS, "url": url, "is_new": destination_id is None}
+    is_new = destination_id is None
+    url = (
+        reverse("jobs:backup-destination-new", args=[form.kind])
+        if is_new
+        else reverse("jobs:backup-destination", args=[destination_id])
+    )
+    context: dict[str, object] = {"form": form, "kinds": contexts.SHORT_KINDS, "url": url, "is_new": is_new}
     if request.method == "POST" and form.is_valid():
         actor = actors.of(request)
         try:

@@ -325,6 +325,15 @@ def test_a_backup_whose_operation_is_gone_is_ended_and_its_passphrase_forgotten(
     assert (row.outcome, row.passphrase_sealed) == ("failed", None)
 
 
+def test_failed_ones_do_not_fill_the_disk(data, target):
+    fill()
+    for row in _good(made(target), loop.FAILED_KEPT + 5):
+        Backup.objects.filter(pk=row.pk).update(outcome="failed")
+    assert [loop.forget_failed_once(), loop.forget_failed_once()] == [5, 0]
+    assert len(files(data / "backups")) == Backup.objects.count() == loop.FAILED_KEPT
+    assert not Backup.objects.filter(name="mirbad-old-0.zip").exists()
+
+
 # -- destinations ------------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +359,7 @@ def test_a_stored_password_is_not_sent_to_another_place():
         ({"name": " "}, "name"),
         ({"schedule": "every day"}, "schedule"),
         ({"schedule": "0 0 31 2 *"}, "schedule"),
+        ({"schedule": "*/5 * * * * *"}, "schedule"),
         ({"keep_count": 0}, "keep_count"),
         ({"warn_after_hours": 10**6}, "warn_after_hours"),
         ({"kind": "smb", "settings": {"host": "nas", "share": "b", "username": "u"}}, "secret"),
