@@ -6,6 +6,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from audit import log as audit_log
+from jobs.backup import installation
 from jobs.backup.importing.choices import ImportChoices
 from jobs.errors import RestoreChanged
 from jobs.pages.contexts import backup_imports as contexts
@@ -40,7 +41,7 @@ def upload(request: HttpRequest) -> HttpResponse:
 
 
 def _upload_form(request: HttpRequest, form: ImportUploadForm, error: MirbadError | None = None) -> HttpResponse:
-    context = {"form": form, "error": error}
+    context = {"form": form, "error": error, "is_recovered": installation.installed() is not None}
     # htmx shows an error in place of the form only with a success.
     status = error.http_status if error is not None and not is_fragment(request) else 200
     template = "jobs/_backup_import_upload.html"
