@@ -232,7 +232,7 @@ class Display(Generic[I, S]):
     node_ids: Callable[[Step[I, S]], tuple[str, ...]] = _node_ids
     """Returns the nodes in whose rows the operation is listed."""
     cancelling: str = "Its changes are undone first."
-    """What a cancellation does, as a sentence."""
+    """The effect of a cancellation, as a sentence."""
     last: str = "Done"
     """The name of the end after the last stage."""
     chip: bool = False

@@ -1,6 +1,7 @@
 """Configuration import: its preview, its request, and its downloads and starts, opened one after another."""
 
 from collections import defaultdict
+from datetime import timedelta
 from typing import Final
 
 from django.db import IntegrityError, transaction
@@ -24,12 +25,15 @@ from mirbad.kernel.ids import new_operation_id
 from models_app import holds, routing
 from models_app.errors import PlacementRequired
 from models_app.models import ModelDefinition
-from nodes import fencing
+from nodes import fencing, leases
 from nodes.models import Node
 
 ACTION: Final = "restore"
 _TARGET: Final = ("fleet", "configuration")
 _NAMED = 50
+_LEASE: Final = "restore"
+_LEASE_LIFE: Final = timedelta(seconds=30)
+"""A process that was killed keeps others waiting for so long."""
 
 
 def preview(content: BackupContent, choices: ImportChoices) -> RestorePlan:
@@ -148,7 +152,20 @@ def open_all() -> int:
 
 
 def open_next(operation_id: str) -> int:
-    """Open the next download of each node and the next starts of an import; return how many were opened."""
+    """Open the next download of each node and the next starts of an import; return how many were opened.
+
+    One process at a time: signals arrive faster than a large fleet is looked through.
+    """
+    owner = leases.owner_name()
+    if not leases.take(_LEASE, owner, _LEASE_LIFE):
+        return 0
+    try:
+        return _advance(operation_id)
+    finally:
+        leases.release(_LEASE, owner)
+
+
+def _advance(operation_id: str) -> int:
     opened = 0
     for advance in (restore_downloads.advance, restore_starts.advance):
         row = unfinished().filter(pk=operation_id, kind=restore.NAME, cancel_requested_at__isnull=True).first()

@@ -4,7 +4,7 @@ The row of the operation is the lock: two signals open one download. What a node
 line of the timeline, and the model stays stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,14 +27,24 @@ from models_app.artifacts.folders import lacks as folder_lacks
 from models_app.models import ModelDefinition, ModelSource
 from nodes import queries as node_queries
 
+_AT_ONCE = 25
+"""Nodes whose progress is written together."""
+
 
 def advance(operation_id: str, data: RestoreInput, state: RestoreState, actor: Actor) -> int:
     """Write what the downloads came to, and request the next one of each node; return how many were requested."""
     opened = 0
+    changes: dict[str, _Progress] = {}
     for node_id in restoring.unfetched(data, state):
         change = _fetch(node_id, data, state, actor)
-        if change is not None and _write(operation_id, node_id, state, change):
+        if change is not None:
+            changes[node_id] = change
             opened += bool(change.fetching)
+        if len(changes) == _AT_ONCE:
+            _write(operation_id, state, changes)
+            changes = {}
+    if changes:
+        _write(operation_id, state, changes)
     return opened
 
 
@@ -127,27 +137,30 @@ def _is_final(error: MirbadError) -> bool:
     return not (error.retryable or error.code in restoring.PASSING or isinstance(error, Conflict))
 
 
-def _write(operation_id: str, node_id: str, before: RestoreState, change: _Progress) -> bool:
-    """Write the progress of a node, unless another signal did."""
+def _write(operation_id: str, before: RestoreState, changes: Mapping[str, _Progress]) -> None:
+    """Write the progress of several nodes, but of those that another signal brought on."""
     with transaction.atomic():
         row = restoring.locked(operation_id)
         if row is None:
-            return False
+            return
         state = restore.KIND.step(row).state
-        same = state.fetched.get(node_id, 0) == before.fetched.get(node_id, 0)
-        if not same or state.fetching.get(node_id) != before.fetching.get(node_id):
-            return False
-        away = {key: at for key, at in state.away.items() if key != node_id}
-        fetching = {key: value for key, value in state.fetching.items() if key != node_id}
-        if change.away is not None:
-            away[node_id] = change.away
-        if change.fetching:
-            fetching[node_id] = change.fetching
+        mine = {node_id: change for node_id, change in changes.items() if _is_same(state, before, node_id)}
+        if not mine:
+            return
+        away = {node_id: at for node_id, at in state.away.items() if node_id not in mine}
+        fetching = {node_id: value for node_id, value in state.fetching.items() if node_id not in mine}
+        left = [model_id for change in mine.values() for model_id in change.left]
         new = state.changed(
-            fetched={**state.fetched, node_id: change.fetched},
-            fetching=fetching,
-            away=away,
-            left=tuple(dict.fromkeys((*state.left, *change.left))),
+            fetched={**state.fetched, **{node_id: change.fetched for node_id, change in mine.items()}},
+            fetching=fetching | {node_id: change.fetching for node_id, change in mine.items() if change.fetching},
+            away=away | {node_id: change.away for node_id, change in mine.items() if change.away is not None},
+            left=tuple(dict.fromkeys((*state.left, *left))),
         )
-        text = change.text or f"No weights are missing on node {node_id}."
-        return ledger.steer(row, new, text)
+        *texts, last = [change.text for change in mine.values() if change.text] or ["No weights are missing."]
+        ledger.note(row, texts)
+        ledger.steer(row, new, last)
+
+
+def _is_same(state: RestoreState, before: RestoreState, node_id: str) -> bool:
+    same = state.fetched.get(node_id, 0) == before.fetched.get(node_id, 0)
+    return same and state.fetching.get(node_id) == before.fetching.get(node_id)

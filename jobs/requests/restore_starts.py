@@ -28,6 +28,9 @@ from models_app.models import Placement
 from nodes import queries as node_queries
 from nodes.errors import NodeDraining
 
+_MOST_STARTS = 20
+"""Starts that one round opens: the next round follows within a second."""
+
 _WHY = "It ran when the backup was made."
 
 
@@ -116,7 +119,7 @@ def _one(operation_id: str, model_id: str, each: Sequence[_PartStart], result: _
     for replica, shards in replicas.items():
         if all(one.start is None for one in shards):
             nodes = {one.node_id for one in shards}
-            if nodes.isdisjoint(result.busy):
+            if nodes.isdisjoint(result.busy) and result.opened < _MOST_STARTS:
                 _start(operation_id, model_id, replica, nodes, result, actor)
             return
     failed = [one.start for one in each if one.start is not None and one.start.outcome != SUCCEEDED]

@@ -48,7 +48,8 @@ def find(model: ModelRecord, gpu_uuids: tuple[str, ...], machine: Machine, *, sa
     if not cards:
         equal = f"{count} equal GPUs" if count > 1 else "a GPU"
         return FoundPlace(facts.node_id, problem=f"Node {facts.node_id!r} does not have {equal} without a problem.")
-    memory = f", {size(cards[0].memory)} each" if cards[0].memory else ""
+    each = " each" if len(cards) > 1 else ""
+    memory = f", {size(cards[0].memory)}{each}" if cards[0].memory else ""
     labels = ", ".join(card.capacity.label for card in cards)
     note = f"It gets {labels} of node {facts.node_id}{memory}. Change the GPUs in the editor if you want others."
     return judged(model, machine, tuple(card.uuid for card in cards), note)

@@ -70,7 +70,7 @@ class OperationRow:
     paused: bool
     may_cancel: bool
     cancelling_text: str
-    """What a cancellation does."""
+    """The effect of a cancellation."""
 
     chip: bool
     """Shown beside the state of its node."""

@@ -111,7 +111,11 @@ class Run:
         self.bench.pass_lease()
         self.bench.finish(self.operation_id)
 
-    def _answer_lost(self, _: str) -> None:
+    def _answer_lost(self, name: str) -> None:
+        if name != "after a call":
+            # A run that looks at a download more often than the one before is elsewhere here: the next call it is.
+            self.points.armed = len(self.points.met)
+            return
         raise NodeOffline("No answer came in time.")
 
     def _delivered_twice(self, _: str) -> None:

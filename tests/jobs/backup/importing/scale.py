@@ -54,7 +54,7 @@ def fill() -> None:
         env = specs.seal_env(pk, {"HF_TOKEN": f"secret-{number}"})
         models.append(
             ModelDefinition(
-                pk=pk, runtime="vllm", delivery="container", tags=["chat"], secret_env_names=["HF_TOKEN"],
+                pk=pk, runtime="sim", delivery="process", tags=["chat"], secret_env_names=["HF_TOKEN"],
                 secret_env_sealed=env,
             )
         )  # fmt: skip
@@ -87,6 +87,11 @@ def test_two_thousand_models_on_two_hundred_nodes(tmp_path) -> None:
         report[name] = {"seconds": round(seconds, 2), "MB": round(peak / 1e6), "queries": len(queries)}
         return found
 
+    def timed_once(name, call):
+        began = time.monotonic()
+        call()
+        report[name] = {"seconds": round(time.monotonic() - began, 2)}
+
     began = time.monotonic()
     making.create(path, PASSPHRASE, PERSON)
     report["create"] = {"seconds": round(time.monotonic() - began, 2), "bytes": path.stat().st_size}
@@ -109,6 +114,9 @@ def test_two_thousand_models_on_two_hundred_nodes(tmp_path) -> None:
     operation = Operation.objects.get()
     report["operation, bytes of input"] = len(json.dumps(operation.input))
     timed("one step of the operation", lambda: kind.KIND.stage(kind.STARTING).run(kind.KIND.step(operation)))
+    timed_once("first round of downloads and starts", lambda: restore.open_next(operation.pk))
+    timed_once("second round", lambda: restore.open_next(operation.pk))
+    report["starts"] = Operation.objects.filter(kind="launch").count()
     uid = new_uid()
     Node.objects.filter(pk="n000").update(uid=uid)
     timed("preview, all here", lambda: restore.preview(read, ImportChoices()))
