@@ -68,7 +68,12 @@ def test_an_import_from_its_upload_to_its_operation(owner, file):
     assert (answer.status_code, answer["Location"]) == (201, f"http://testserver{URL}/{found['id']}")
     assert found["name"] == "fleet.backup"
     assert [one["needsTarget"] for one in found["preview"]["models"]] == [True, True, True]
-    assert found["preview"]["options"] == {"startModels": True, "nodeSettings": False, "startTimes": True}
+    assert found["preview"]["options"] == {
+        "startModels": True,
+        "nodeSettings": False,
+        "startTimes": True,
+        "destinations": False,
+    }
     assert found["preview"]["nodes"][0] == {
         "id": "pc-1", "match": "none", "nodeId": "", "models": 3, "unresolved": 3, "settings": [], "notes": [],
     }  # fmt: skip

@@ -36,7 +36,6 @@ def data(monkeypatch, tmp_path):
     monkeypatch.setattr(sealed, "_MEMORY_KIB", 64)
     own = settings().model_copy(update={"data": tmp_path / "data"})
     monkeypatch.setattr(storage, "settings", lambda: own)
-    monkeypatch.setattr(backup_destinations, "settings", lambda: own)
     return own.data
 
 

@@ -69,57 +69,59 @@ def fill() -> None:
         table.objects.bulk_create(rows, batch_size=200)
 
 
-@pytest.mark.timeout(600)
-def test_two_thousand_models_on_two_hundred_nodes(tmp_path) -> None:
-    fill()
-    report: dict[str, object] = {"models": MODELS, "nodes": NODES, "database": connection.vendor}
-    path = tmp_path / "fleet.backup"
+class Measured(dict[str, object]):
+    """The figures by name."""
 
-    def timed(name, call):
+    def timed(self, name, call):
+        """Note the peak of memory of one call, and the seconds and statements of a second one; return its result."""
         tracemalloc.start()
         call()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         with CaptureQueriesContext(connection) as queries:
-            began = time.monotonic()
-            found = call()
-            seconds = time.monotonic() - began
-        report[name] = {"seconds": round(seconds, 2), "MB": round(peak / 1e6), "queries": len(queries)}
+            found = self.timed_once(name, call)
+        self[name] = {"seconds": self[name], "MB": round(peak / 1e6), "queries": len(queries)}
         return found
 
-    def timed_once(name, call):
+    def timed_once(self, name, call):
+        """Note the seconds of one call; return its result."""
         began = time.monotonic()
-        call()
-        report[name] = {"seconds": round(time.monotonic() - began, 2)}
+        found = call()
+        self[name] = round(time.monotonic() - began, 2)
+        return found
 
-    began = time.monotonic()
-    making.create(path, PASSPHRASE, PERSON)
-    report["create"] = {"seconds": round(time.monotonic() - began, 2), "bytes": path.stat().st_size}
-    timed("verify", lambda: verification.verify(path, PASSPHRASE))
-    read = timed("read", lambda: content.read(path, PASSPHRASE))
-    timed("preview, all kept", lambda: restore.preview(read, ImportChoices()))
+
+@pytest.mark.timeout(600)
+def test_two_thousand_models_on_two_hundred_nodes(tmp_path) -> None:
+    fill()
+    report = Measured(models=MODELS, nodes=NODES, database=connection.vendor)
+    path = tmp_path / "fleet.backup"
+
+    report.timed_once("create", lambda: making.create(path, PASSPHRASE, PERSON))
+    report["bytes"] = path.stat().st_size
+    report.timed("verify", lambda: verification.verify(path, PASSPHRASE))
+    read = report.timed("read", lambda: content.read(path, PASSPHRASE))
+    report.timed("preview, all kept", lambda: restore.preview(read, ImportChoices()))
     forget_models()
-    plan = timed("preview, all created", lambda: restore.preview(read, ImportChoices()))
+    plan = report.timed("preview, all created", lambda: restore.preview(read, ImportChoices()))
 
     def write():
         forget_models()
         before = len(connection.queries)
-        began = time.monotonic()
-        restore.request(read, ImportChoices(), plan.digest, PERSON)
-        report["import, seconds"] = round(time.monotonic() - began, 2)
+        report.timed_once("import, seconds", lambda: restore.request(read, ImportChoices(), plan.digest, PERSON))
         report["import, queries"] = len(connection.queries) - before
 
-    timed("import with the deletion of what was there", write)
+    report.timed("import with the deletion of what was there", write)
     assert (ModelDefinition.objects.count(), Placement.objects.count(), Hold.objects.count()) == (MODELS,) * 3
     operation = Operation.objects.get()
     report["operation, bytes of input"] = len(json.dumps(operation.input))
-    timed("one step of the operation", lambda: kind.KIND.stage(kind.STARTING).run(kind.KIND.step(operation)))
-    timed_once("first round of downloads and starts", lambda: restore.open_next(operation.pk))
-    timed_once("second round", lambda: restore.open_next(operation.pk))
+    report.timed("one step of the operation", lambda: kind.KIND.stage(kind.STARTING).run(kind.KIND.step(operation)))
+    report.timed_once("first round of downloads and starts", lambda: restore.open_next(operation.pk))
+    report.timed_once("second round", lambda: restore.open_next(operation.pk))
     report["starts"] = Operation.objects.filter(kind="launch").count()
     uid = new_uid()
     Node.objects.filter(pk="n000").update(uid=uid)
-    timed("preview, all here", lambda: restore.preview(read, ImportChoices()))
+    report.timed("preview, all here", lambda: restore.preview(read, ImportChoices()))
     report["peak of the process, MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
     print(json.dumps(report, indent=1))
     if target := os.environ.get("MIRBAD_TEST_IMPORT_REPORT"):
