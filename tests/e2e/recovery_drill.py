@@ -124,12 +124,16 @@ class RecoveryDrill:
         assert all(len(found) == 1 for found in self.engines.values()), self.engines
 
     def lose(self) -> Path:
-        """Make a backup under load, kill the master, and delete its data but for a copy; return the backup."""
-        lost, backup = self.lost, self.folder / "fleet.backup"
-        (self.folder / "passphrase").write_text(PASSPHRASE)
+        """Back up to a destination under load, kill the master, delete its data but for a copy; return the backup."""
+        lost, disk = self.lost, self.folder / "another-disk"
+        disk.mkdir()
+        place = {"name": "another disk", "kind": "folder", "settings": {"path": str(disk)}}
+        chosen = lost.api("POST", "backups/destinations", place)["id"]
         load = Load(lost, self.models).start()
         until(lambda: load.good >= len(self.models), "the load", 30)
-        lost.manage("backup", "create", str(backup), "--passphrase-file", str(self.folder / "passphrase"))
+        made = lost.api("POST", "backups", {"passphrase": PASSPHRASE, "destinationId": chosen})
+        until(lambda: lost.api("GET", f"backups/{made['backupId']}")["copiedAt"], "the backup on the other disk", 60)
+        (backup,) = disk.glob("*.zip")
         lost.kill()
         self.answered_under_load = load.stop()
         until(lambda: not [one for one in lost.leftovers() if "mirbad" in " ".join(one.cmdline())], "its end", 30)

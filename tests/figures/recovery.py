@@ -23,6 +23,7 @@ from tests.e2e.fleet import ROOT
 from tests.e2e.host import Host
 from tests.e2e.recovery_browser import PASSPHRASE
 from tests.e2e.recovery_drill import RecoveryDrill
+from tests.figures import recovery_files
 from tests.figures.figure import Figure, exactly, under
 
 _NODES = 3
@@ -31,13 +32,14 @@ _GOAL_SECONDS = 60.0
 
 
 def measure() -> Iterator[Figure]:
-    """The drill, then the kills."""
+    """The drill, then the kills, then imports."""
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
         yield from _drill(Path(folder))
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder:
         yield _kills(Path(folder), "SQLite")
     with tempfile.TemporaryDirectory(prefix="mirbad-figure-") as folder, services.postgres() as server:
         yield _kills(Path(folder), "PostgreSQL", server)
+    yield from recovery_files.measure()
 
 
 def _drill(folder: Path) -> Iterator[Figure]:
