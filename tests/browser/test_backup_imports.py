@@ -28,11 +28,11 @@ def test_an_import_from_the_upload_to_its_operation(backed_up_site, browser):
     page.goto(f"{backed_up_site.url}/backup/import")
     assert look_at(page, "import-upload") == []
     page.set_viewport_size({"width": 1440, "height": 900})
-    page.get_by_label("Backup").set_input_files(f"{backed_up_site.environment['MIRBAD_DATA']}/fleet.backup")
+    page.get_by_label("Backup file").set_input_files(f"{backed_up_site.environment['MIRBAD_DATA']}/fleet.backup")
     page.get_by_label("Passphrase").fill("another passphrase")
     page.get_by_role("button", name="Upload and preview").click()
     expect(page.locator(".notice.error")).to_contain_text("the passphrase is another one")
-    page.get_by_label("Backup").set_input_files(f"{backed_up_site.environment['MIRBAD_DATA']}/fleet.backup")
+    page.get_by_label("Backup file").set_input_files(f"{backed_up_site.environment['MIRBAD_DATA']}/fleet.backup")
     page.get_by_label("Passphrase").fill("correct horse battery staple")
     page.get_by_role("button", name="Upload and preview").click()
     expect(page.get_by_text("Name only")).to_be_visible()

@@ -17,7 +17,11 @@ _LONGEST = 100
 class ImportUploadForm(forms.Form):
     """A backup, and the passphrase of its secrets."""
 
-    file = forms.FileField(label="Backup", allow_empty_file=True, help_text="A file of manage.py backup.")
+    file = forms.FileField(
+        label="Backup file",
+        allow_empty_file=True,
+        help_text="From the page Backup, a destination, or manage.py backup.",
+    )
     passphrase = forms.CharField(
         label="Passphrase",
         max_length=1000,
