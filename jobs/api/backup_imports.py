@@ -257,6 +257,7 @@ class BackupImportConfirmation(_ImportView):
         except RestoreChanged as error:
             error.fields["preview"] = ImportPlanSerializer(_document(restore.preview(upload.content, choices))).data
             raise
+        imported_uploads.forget(upload_id, self.actor)
         return self.accepted(operation)
 
 

@@ -276,6 +276,8 @@ def write_new(path: Path, fill: Callable[[BinaryIO], None], check: Callable[[Pat
 
     FileExistsError when there is one; OSError from the disk.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "this folder does not exist", str(path.parent))
     # A name of its own: two workers that make the same backup must not write into one file.
     part = path.with_name(f".{path.name}{PART}{secrets.token_hex(4)}")
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from agent.common.files import write_text
 from jobs.backup import verification
 from jobs.backup.container import BackupManifest
+from jobs.errors import BackupUnsuitable
 from mirbad.accounts.upload_door import MOST_BYTES
 from mirbad.api.problems import PayloadTooLarge
 from mirbad.kernel import clock
@@ -55,7 +56,7 @@ def keep(chunks: Iterable[bytes], name: str, passphrase: str | None, person: str
     part = folder / f"{upload_id}.part"
     try:
         _write(part, chunks)
-        manifest = verification.verify(part, passphrase)
+        manifest = _verified(part, name, passphrase)
         note = {"name": _shown(name), "person": person, "passphrase": _sealed(passphrase, upload_id)}
         write_text(_note(upload_id), json.dumps(note))
         # Last: an upload without its note is never found.
@@ -131,6 +132,16 @@ def _write(part: Path, chunks: Iterable[bytes]) -> None:
             if shutil.disk_usage(part.parent).free < len(chunk) + _FREE_BYTES:
                 raise Unavailable("The disk of the data folder has no space for this backup. Free some space on it.")
             file.write(chunk)
+
+
+def _verified(part: Path, name: str, passphrase: str | None) -> BackupManifest:
+    try:
+        return verification.verify(part, passphrase)
+    except BackupUnsuitable as error:
+        if part.name not in error.detail:
+            raise
+        text = error.detail.replace(part.name, _shown(name))
+        raise BackupUnsuitable(f"{text} Upload it again, or choose another file.") from error
 
 
 def _shown(name: str) -> str:

@@ -101,14 +101,16 @@ def _copying(step: BackupStep) -> Outcome:
 
 def _keeping(step: BackupStep) -> Outcome:
     """Delete what the retention of the destination no longer keeps. No failure here makes the backup a bad one."""
+    if step.cancel_requested:
+        return Go(UNDOING, "Cancelling the backup.")
     row, note = _row(step), ""
     # A copy of this data folder elsewhere has the same rows: only the master that commands the fleet deletes.
     if not fencing.is_fenced():
         gone, problem = _delete_expired(row)
         note = f" {gone} older deleted." if gone else ""
         note += f" Older ones could not be deleted: {problem}" if problem else ""
-    where = f" and copied to {step.input.destination}" if step.input.destination else ""
-    text = f"The backup was made, read back{where}.{note}"
+    where = f", read back and copied to {step.input.destination}" if step.input.destination else " and read back"
+    text = f"The backup was made{where}.{note}"
     return Done(text, {"backupId": row.pk, "name": row.name, "bytes": row.bytes, "sha256": row.sha256})
 
 

@@ -67,8 +67,11 @@ def _ending(step: RestoreStep, left: frozenset[str]) -> Outcome:
             with transaction.atomic():
                 ledger.ask_to_cancel(download)
         return Wait(settings().moves_poll_interval.total_seconds(), {"text": "Waiting for the downloads to end."})
-    names = sorted(left)
+    going = restoring.starting(left)
+    names = sorted(left - going)
     text = "Cancelled. All models, keys and settings that were imported stay."
+    if going:
+        text += f" Starts that were under way go on: {', '.join(sorted(going)[:_SHOWN])}."
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         text += f" Not downloaded, or not started: {', '.join(names[:_SHOWN])}{more}."

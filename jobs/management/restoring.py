@@ -40,6 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--no-start", action="store_true", help="start no model")
     parser.add_argument("--no-node-settings", action="store_true", help="change no settings of nodes")
     parser.add_argument("--no-start-times", action="store_true", help="import no measured start times")
+    parser.add_argument("--no-destinations", action="store_true", help="connect no destination of backups again")
     parser.add_argument("--yes", action="store_true", help="import without a question")
 
 
@@ -71,6 +72,7 @@ def _choices(options: Mapping[str, Any]) -> ImportChoices:
             start_models=not options["no_start"],
             node_settings=not options["no_node_settings"],
             start_times=not options["no_start_times"],
+            destinations=not options["no_destinations"],
         ),
         others_unplaced=_OTHERS in options["unplaced"],
     )
@@ -109,6 +111,8 @@ def lines_of(plan: RestorePlan) -> Iterator[str]:
                 yield from _model(model)
     for key in plan.keys:
         yield f"API key {key.name}: {key.action.value}. {key.reason}".rstrip()
+    for place in plan.destinations:
+        yield f"Destination {place.name}: {place.action.value}. {place.reason}".rstrip()
     yield from plan.notes
     yield plan.summary()
 

@@ -53,15 +53,21 @@ def request(content: BackupContent, choices: ImportChoices, expected_digest: str
     """
     with audit_log.refusals_recorded(ACTION, actor, target=content.name):
         fencing.require_unfenced()
-        if (existing := open_operation(restore.KIND.concurrency_group, *_TARGET)) is not None:
-            if restore.KIND.step(existing).input.digest == expected_digest:
-                return existing
-            raise _another(existing)
+        if (existing := _same_open(expected_digest)) is not None:
+            return existing
         try:
             with transaction.atomic():
                 return _write(content, choices, expected_digest, actor)
         except IntegrityError as error:
             raise Conflict("Another configuration import was just started, or a model was; preview again.") from error
+
+
+def _same_open(expected_digest: str) -> Operation | None:
+    """Return the open import of the same plan, None without any. Raises Conflict for another one."""
+    existing = open_operation(restore.KIND.concurrency_group, *_TARGET)
+    if existing is not None and restore.KIND.step(existing).input.digest != expected_digest:
+        raise _another(existing)
+    return existing
 
 
 def _another(existing: Operation) -> Conflict:
@@ -73,6 +79,8 @@ def _write(content: BackupContent, choices: ImportChoices, expected_digest: str,
     fencing.require_unfenced()
     # Writers of names, placements and keys wait here; then the rows that are compared stay as they are.
     routing.bump()
+    if (existing := _same_open(expected_digest)) is not None:
+        return existing
     named = [record.id for record in content.models]
     list(ModelDefinition.objects.select_for_update().filter(pk__in=named).order_by("pk").values_list("pk"))
     list(Node.objects.select_for_update().order_by("pk").values_list("pk"))

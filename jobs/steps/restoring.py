@@ -11,6 +11,7 @@ from models_app.models import Hold
 
 RESTORE = "restore"
 DOWNLOAD = "download"
+LAUNCH = "launch"
 PASSING = frozenset({"model_busy", "master_fenced", "node_offline", "node_incompatible", "node_pending_takeover"})
 """Refusals that pass by themselves, or by an action on the node."""
 
@@ -87,6 +88,13 @@ def locked(operation_id: str) -> Operation | None:
 def unfetched(data: RestoreInput, state: RestoreState) -> tuple[str, ...]:
     """Return the nodes with parts whose weights are not settled."""
     return tuple(node_id for node_id, parts in data.nodes.items() if state.fetched.get(node_id, 0) < len(parts))
+
+
+def starting(model_ids: frozenset[str]) -> frozenset[str]:
+    """Return those of the models that have an open start. One query."""
+    return frozenset(
+        unfinished().filter(kind=LAUNCH, model_id_text__in=model_ids).values_list("model_id_text", flat=True)
+    )
 
 
 def open_downloads() -> list[Operation]:

@@ -21,6 +21,11 @@ def _destination(record: DestinationRecord, content: BackupContent, here: FleetH
     if why := here.invalid_destinations.get(record.name):
         return PlannedDestination(record.name, PlannedAction.LEFT_OUT, why)
     own = (content.destination_secrets or {}).get(record.name)
+    notes = []
     if record.destination_kind in WITH_SECRET and (own is None or not own.secret):
-        return PlannedDestination(record.name, PlannedAction.CREATED, "Enter its password: it is not in what was read.")
-    return PlannedDestination(record.name, PlannedAction.CREATED)
+        notes.append("Its password is not in what was read. Enter it on the page Backup.")
+    off = bool(record.schedule) and content.manifest.has_secrets and content.destination_secrets is None
+    if off:
+        # Its backups would have no secrets from now on, and nobody asked for that.
+        notes.append("Its schedule is off. Set it again, with the passphrase of its backups.")
+    return PlannedDestination(record.name, PlannedAction.CREATED, " ".join(notes), schedule_off=off)

@@ -76,11 +76,12 @@ class PlannedKey:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDestination:
-    """A destination of backups; `reason` is also what a person has to do."""
+    """A destination of backups; `reason` is also what a person has to do. `schedule_off` leaves its schedule out."""
 
     name: str
     action: PlannedAction
     reason: str = ""
+    schedule_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from jobs.backup.importing.replicas import Placer, routed_parts
 from jobs.backup.records import ModelRecord
 
 _READ_WITHOUT = (
-    "Read without the passphrase: API keys and the values of secret variables are not imported. "
+    "Read without the passphrase. API keys and the values of secret variables are not imported. "
     "Import again with the passphrase to have them."
 )
 _LONGEST_START = 7 * 24 * 3600.0

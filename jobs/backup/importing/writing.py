@@ -167,8 +167,12 @@ def _write_keys(plan: RestorePlan, keys: Sequence[ApiKeyRecord], actor: Actor) -
 
 
 def _write_destinations(plan: RestorePlan, content: BackupContent, actor: Actor) -> None:
-    made = {one.name for one in plan.destinations if one.action == PlannedAction.CREATED}
-    found = [record for record in content.destinations if record.name in made]
+    made = {one.name: one for one in plan.destinations if one.action == PlannedAction.CREATED}
+    found = [
+        record.model_copy(update={"schedule": ""}) if made[record.name].schedule_off else record
+        for record in content.destinations
+        if record.name in made
+    ]
     restored_destinations.write(found, content.destination_secrets or {})
     lines = [{"target": record.name, "detail": f"imported: {record.destination_kind}"} for record in found]
     audit_log.record_many("backup-destination", actor, lines)

@@ -53,6 +53,9 @@ class Command(BaseCommand):
                 self.stdout.write("Every part was read" + (" and opened." if passphrase is not None else "."))
                 return
             made = making.create(file, passphrase, CONFIG)
+        except EOFError as error:
+            text = "Nobody is there to ask. Add --passphrase-file FILE, and --yes to restore."
+            raise CommandError(text) from error
         except MirbadError as error:
             raise CommandError(error.detail) from error
         except (OperationalError, ProgrammingError) as error:

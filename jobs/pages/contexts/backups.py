@@ -18,6 +18,7 @@ SHOWN = 200
 _DELETING = Badge("Deleting", "busy", "hourglass")
 _STALE = Badge("Too old", "warn", "triangle-alert")
 _FRESH = Badge("Up to date", "ok", "circle-check")
+_NONE_YET = Badge("No backup yet", "idle", "circle-dashed")
 _NO_LIMIT = Badge("No age limit", "idle", "circle-dashed")
 SHORT_KINDS = {"folder": "Folder", "smb": "SMB", "nfs": "NFS", "s3": "S3"}
 KINDS = {"folder": "Folder", "smb": "SMB share", "nfs": "NFS export", "s3": "S3 bucket"}
@@ -100,6 +101,14 @@ def _backup(row: Backup, deleting: bool) -> BackupRow:
     )
 
 
+def _badge(row: BackupDestination, age: BackupAge) -> Badge:
+    if age.is_stale:
+        return _STALE
+    if age.last_good_at is None:
+        return _NONE_YET
+    return _FRESH if row.warn_after_hours is not None else _NO_LIMIT
+
+
 def _destination(age: BackupAge) -> DestinationRow:
     row = age.destination
     last = age.last
@@ -108,7 +117,7 @@ def _destination(age: BackupAge) -> DestinationRow:
         name=row.name,
         kind=KINDS.get(row.kind, row.kind),
         where=where_of(row),
-        badge=_STALE if age.is_stale else _FRESH if row.warn_after_hours is not None else _NO_LIMIT,
+        badge=_badge(row, age),
         problem=age.sentence() if age.is_stale else "",
         schedule=schedule.words(row.schedule) if row.schedule else "",
         next_at=schedule.next_after(row.schedule, row.schedule_from) if row.schedule and row.schedule_from else None,

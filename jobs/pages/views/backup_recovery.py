@@ -25,6 +25,7 @@ from nodes.errors import ConfirmationRequired
 log = structlog.get_logger(__name__)
 
 _PAGE = "jobs/backup_recovery.html"
+_DONE = "jobs/backup_recovery_done.html"
 _TEXT = (
     "The master is in recovery mode: it waits for a backup. Install one on the page /backup, or end the recovery mode."
 )
@@ -76,10 +77,12 @@ def install(request: HttpRequest) -> HttpResponse:
                 raise ConfirmationRequired("Confirm that the previous master is stopped. Nothing was changed.")
             done = installation.install(found.path, found.passphrase or "", f"{person} on the page", found.name)
     except MirbadError as error:
+        if (earlier := installation.installed()) is not None:  # the same form, sent twice
+            return private(render(request, _DONE, {"recovered": earlier, "name": earlier.backup}))
         return _render(request, found, error)
     uploads.forget(found.id)
     log.warning("a fleet was recovered", backup=found.name, by=person)
-    return private(render(request, "jobs/backup_recovery_done.html", {"recovered": done, "name": found.name}))
+    return private(render(request, _DONE, {"recovered": done, "name": found.name}))
 
 
 @require_GET
@@ -119,6 +122,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
 def _render(
     request: HttpRequest, found: uploads.UploadedBackup | None, error: MirbadError | None = None
 ) -> HttpResponse:
+    uploads.remove_old()  # no other process does it in this mode
     context: dict[str, Any] = {"error": error, "upload": found, "blocks": _blocks()}
     if found is not None:
         context["preview"] = recovery_preview.read(found.path, found.passphrase or "")

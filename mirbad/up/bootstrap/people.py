@@ -7,6 +7,7 @@ from django.db import transaction
 
 from agent.common.files import write_text
 from mirbad.accounts.people import set_admin
+from mirbad.kernel import clock
 from mirbad.kernel.actor import CONFIG
 from mirbad.kernel.conf import settings
 
@@ -48,6 +49,9 @@ def ensure_first_key() -> str | None:
             return secret if row.revoked_at is None else None
     with transaction.atomic():
         # the file first: a crash in between leaves a file without a row, which the next run replaces
-        _, secret = keys.create(FIRST_KEY_NAME, actor=CONFIG)
+        # After a recovery the backup's own is there, too.
+        taken = ApiKey.objects.filter(name=FIRST_KEY_NAME).exists()
+        name = f"{FIRST_KEY_NAME} of {clock.now():%Y-%m-%d}" if taken else FIRST_KEY_NAME
+        _, secret = keys.create(name, actor=CONFIG)
         write_text(path, secret + "\n")
     return secret

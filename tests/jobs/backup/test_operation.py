@@ -172,6 +172,15 @@ def test_a_cancelled_one_leaves_no_file(data, target, finish):
     assert Backup.objects.get().outcome == "cancelled"
 
 
+def test_one_that_stays_on_the_master_is_cancelled_until_it_is_done(data, finish):
+    fill()
+    operation = backups.request(PERSON, passphrase=PASSPHRASE)
+    worker.run_step(operation.pk)
+    cancellation.request(operation.pk, PERSON)
+    assert finish(operation.pk).outcome == "cancelled"
+    assert files(data / "backups") == []
+
+
 def _good(destination, count):
     now = clock.now()
     found = []

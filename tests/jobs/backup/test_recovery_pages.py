@@ -220,6 +220,14 @@ def test_a_confirmed_backup_is_installed(client, content, data):
     assert PASSPHRASE not in line.detail
 
 
+def test_a_form_that_is_sent_twice_says_that_the_backup_is_installed(client, content, data):
+    location = uploaded(client, content)
+    assert install(client, location).status_code == 200
+    again = install(client, location)
+    assert again.status_code == 200
+    assert "The backup is installed" in again.content.decode()
+
+
 def test_a_master_with_something_of_its_own_says_what(client, content):
     location = uploaded(client, content)
     authority.ensure()

@@ -166,3 +166,10 @@ def test_an_upload_under_another_secret_key_is_not_opened(content, monkeypatch):
     other.path.with_name(f"{other.id}.json").write_text(note.read_text())
     with pytest.raises(Exception, match="cannot be decrypted"):
         uploads.find(other.id, "ada")
+
+
+def test_a_refusal_names_the_file_of_the_person():
+    with pytest.raises(BackupUnsuitable, match=r"holiday\.jpg is not a backup of Mirbad") as refused:
+        uploads.keep([b"no backup"], "holiday.jpg", None, "ada")
+    assert ".part" not in refused.value.detail
+    assert refused.value.detail.endswith("Upload it again, or choose another file.")

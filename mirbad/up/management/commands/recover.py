@@ -37,7 +37,10 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, file: Path, passphrase_file: Path | None, confirm: str | None, **__: Any) -> None:
         """Recover and report what is left to do."""
-        said = input(f'Type "{PHRASE}": ') if confirm is None else confirm
+        try:
+            said = input(f'Type "{PHRASE}": ') if confirm is None else confirm
+        except EOFError as error:
+            raise CommandError("Nobody is there to ask. Add --passphrase-file FILE and --confirm.") from error
         if said.strip() != PHRASE:
             raise CommandError(f'Nothing was changed. Stop the previous master, then confirm with "{PHRASE}".')
         try:

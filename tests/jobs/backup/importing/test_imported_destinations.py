@@ -68,9 +68,10 @@ def test_one_of_a_name_that_is_here_stays_as_it_is(path):
 def test_without_the_passphrase_they_wait_for_their_passwords(path):
     BackupDestination.objects.all().delete()
     found = fates(write(content.read(path, None)))
-    asked = "Enter its password: it is not in what was read."
+    off = "Its schedule is off. Set it again, with the passphrase of its backups."
+    asked = f"Its password is not in what was read. Enter it on the page Backup. {off}"
     assert {name: found[name][1] for name in NAMES} == dict(zip(NAMES, ["", "", asked, asked], strict=True))
-    assert BackupDestination.objects.filter(secret_sealed=None).count() == 4
+    assert BackupDestination.objects.filter(secret_sealed=None, schedule="").count() == 4
 
 
 def test_they_can_be_left_out(path):
