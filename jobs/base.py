@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from jobs.errors import StepFailed
 from jobs.models import Operation
 from mirbad.kernel.actor import Actor
+from mirbad.kernel.roles import OPERATOR, Role
 from mirbad.tasking.tasks import TaskSignal
 
 STEP = TaskSignal("jobs.step")
@@ -252,6 +253,8 @@ class Kind(Generic[I, S]):
     audit: Audit[I, S]
     on_end: End[I, S] | None = None
     """Writes more than the audit line when the operation ends."""
+    role: Role = OPERATOR
+    """The least role of a person who may cancel it: that of those who may ask for it."""
     while_fenced: bool = False
     """Continues while this master is fenced; all others wait for the takeover."""
     why_no_cancel: Callable[[Step[I, S]], str] = _nothing

@@ -18,6 +18,7 @@ from jobs.models import Backup, Operation
 from jobs.queries import unfinished
 from jobs.states import SUCCEEDED
 from mirbad.kernel import clock
+from mirbad.kernel.roles import OWNER
 from nodes import fencing
 
 NAME = "backup"
@@ -185,6 +186,7 @@ KIND = Kind(
     name=NAME,
     title="Backup",
     concurrency_group="work",
+    role=OWNER,
     Input=BackupInput,
     State=BackupState,
     stages=(

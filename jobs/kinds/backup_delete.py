@@ -5,6 +5,7 @@ from jobs.base import Audit, Display, Done, Kind, NoData, OperationData, Outcome
 from jobs.errors import BackupDestinationFailed, StepFailed
 from jobs.models import Backup
 from jobs.states import SUCCEEDED
+from mirbad.kernel.roles import OWNER
 
 NAME = "backup-delete"
 DELETING = "deleting"
@@ -52,6 +53,7 @@ KIND = Kind(
     name=NAME,
     title="Delete backup",
     concurrency_group="work",
+    role=OWNER,
     Input=BackupDeleteInput,
     State=NoData,
     stages=(Stage(DELETING, "Delete the files", _deleting, long=True),),

@@ -12,6 +12,7 @@ from jobs.base import Audit, Cancelled, Display, Done, Go, Kind, Outcome, Stage,
 from jobs.steps import restoring
 from jobs.steps.restoring import RestoreInput, RestoreState
 from mirbad.kernel.conf import settings
+from mirbad.kernel.roles import OWNER
 from mirbad.tasking.tasks import TaskSignal
 from mirbad.web import parts
 
@@ -94,6 +95,7 @@ KIND = Kind(
     name=NAME,
     title="Configuration import",
     concurrency_group="placement",
+    role=OWNER,
     Input=RestoreInput,
     State=RestoreState,
     stages=(

@@ -7,8 +7,10 @@ from jobs import ledger
 from jobs.kinds import CONTINUE_FENCED, launch, move, read, unplace
 from jobs.models import Operation
 from jobs.steps import shards
+from mirbad.api.problems import Forbidden
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.errors import Conflict, NotFound
+from mirbad.kernel.roles import Role, rank_of_role
 from models_app.models import Placement
 from models_app.placement import apply
 from nodes import fencing
@@ -20,7 +22,7 @@ _ACTIONS = {launch.NAME: "model.stop", move.NAME: "model.move", unplace.NAME: "m
 def request(operation_id: str, actor: Actor) -> Operation:
     """Cancel an operation. A launch stops its engine first.
 
-    Raises NotFound, Conflict (over already, or at a stage from which there is no way back), MasterFenced.
+    Raises NotFound, Conflict (over already, or at a stage from which there is no way back), MasterFenced, Forbidden.
     """
     operation = Operation.objects.filter(pk=operation_id).first()
     if operation is None:
@@ -33,6 +35,8 @@ def request(operation_id: str, actor: Actor) -> Operation:
         if operation.finished_at is not None:
             raise Conflict("The operation has already ended.")
         known = read(operation)
+        if known is not None:
+            _require_role(actor, known[0].role)
         if known is not None and (why := known[0].why_no_cancel(known[1])):
             raise Conflict(why, fields={"stage": operation.stage})
         # The shards of a replica start together, or not at all.
@@ -52,3 +56,9 @@ def request(operation_id: str, actor: Actor) -> Operation:
         )
     operation.refresh_from_db()
     return operation
+
+
+def _require_role(actor: Actor, role: Role) -> None:
+    # Parts of the master and its configuration have no role.
+    if actor.role and rank_of_role(actor.role) < rank_of_role(role):
+        raise Forbidden(f"Only people with the role {role} may cancel this operation. Ask one of them.")

@@ -12,12 +12,15 @@ from jobs import leases, ledger, worker
 from jobs.backup import making, sealed, storage, verification
 from jobs.backup.destinations import errand
 from jobs.errors import BackupDestinationFailed
+from jobs.kinds import KINDS
 from jobs.loops import backups as loop
 from jobs.models import Backup, BackupDestination, Operation
 from jobs.requests import backup_destinations, backups, cancellation
 from jobs.requests.backup_destinations import DestinationInput
 from mirbad.accounts.errors import WeakPassword
+from mirbad.api.problems import Forbidden
 from mirbad.kernel import clock
+from mirbad.kernel.actor import Actor
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from nodes.models import MasterIdentity
@@ -412,3 +415,19 @@ def test_the_lease_of_a_long_step_is_renewed_until_another_worker_has_it(monkeyp
         Operation.objects.filter(pk=operation.pk).update(fence=claimed.fence + 1, lease_owner="other")
         taken = Operation.objects.get(pk=operation.pk).lease_expires_at
     assert Operation.objects.get(pk=operation.pk).lease_expires_at == taken
+
+
+def test_an_operator_cancels_no_backup(data, finish):
+    fill()
+    operation = backups.request(PERSON, passphrase=PASSPHRASE)
+    operator = Actor("admin:0123456789ab", "olga", "operator")
+    with pytest.raises(Forbidden, match="role owner"):
+        cancellation.request(operation.pk, operator)
+    assert finish(operation.pk).outcome == "succeeded"
+    refused = AuditLine.objects.get(result="refused")
+    assert (refused.action, refused.person) == ("job", "olga")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_owners_alone_ask_for_they_alone_cancel(kind):
+    assert (KINDS[kind].role == "owner") is (kind in {"backup", "backup-delete", "restore"})
