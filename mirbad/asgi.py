@@ -56,12 +56,13 @@ async def _refuse(send: "Send", error: "GatewayError", path: str) -> None:
 async def _end_with_recovery() -> None:
     """Settle an installation that was interrupted, and end this process once the recovery mode is over."""
     from channels.db import database_sync_to_async
+    from django.db import DatabaseError
 
     from jobs.backup import installation
 
     try:
         await database_sync_to_async(installation.settle)()
-    except Exception:
+    except (DatabaseError, OSError):  # the next start tries again; the page shows the same trouble
         log.exception("an interrupted installation cannot be settled now")
     while recovery_mode.is_on(settings()):  # noqa: ASYNC110  files signal nothing
         await asyncio.sleep(_LOOK_SECONDS)

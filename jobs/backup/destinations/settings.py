@@ -144,6 +144,27 @@ WITH_SECRET = frozenset({"smb", "s3"})
 ADAPTER: TypeAdapter[DestinationSettings] = TypeAdapter(Annotated[DestinationSettings, Field(discriminator="kind")])
 
 
+_PATTERNS = {
+    "share": "Enter the name of the share alone: at most 80 characters, without slashes and commas.",
+    "region": "Enter a region like us-east-1: letters, digits and hyphens.",
+    "bucket": "Enter a bucket name: 3 to 63 lower-case letters, digits, dots and hyphens.",
+    "accessKeyId": "Enter the access key id: at most 128 characters without spaces.",
+}
+_SENTENCES = {
+    "missing": "Enter a value.",
+    "string_too_short": "Enter a value.",
+    "string_too_long": "Enter a shorter value.",
+    "extra_forbidden": "This kind of destination has no such setting. Remove it.",
+}
+
+
+def _sentence(problem: str, text: str, name: str) -> str:
+    """Return what to enter, for a problem that pydantic found or one of the rules above."""
+    if problem == "string_pattern_mismatch":
+        return _PATTERNS.get(name, text)
+    return _SENTENCES.get(problem, text.removeprefix("Value error, "))
+
+
 def parse(kind: str, values: dict[str, Any]) -> DestinationSettings:
     """Return the settings of a destination from a form or a body. Raises InvalidRequest with a problem per field."""
     if kind not in KINDS:
@@ -154,7 +175,7 @@ def parse(kind: str, values: dict[str, Any]) -> DestinationSettings:
         problems = [
             {
                 "code": "destination_setting_invalid",
-                "message": item["msg"].removeprefix("Value error, "),
+                "message": _sentence(item["type"], item["msg"], str(item["loc"][0]) if item["loc"] else ""),
                 "field": str(item["loc"][0]) if item["loc"] else "settings",
             }
             for item in error.errors(include_url=False, include_input=False, include_context=False)

@@ -1,7 +1,6 @@
 """Copies appear whole or not at all, at every kind of destination, whatever is killed; refusals say what to do."""
 
 import hashlib
-import http.server
 import os
 import random
 import subprocess
@@ -9,61 +8,26 @@ import sys
 import threading
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from jobs.backup.destinations import errand, mounted
 from jobs.backup.destinations.errand import DestinationErrand, ErrandCancelled
 from jobs.backup.destinations.settings import (
-    DestinationSettings,
     FolderDestination,
     NfsDestination,
-    S3Destination,
     SmbDestination,
     parse,
 )
 from jobs.errors import BackupDestinationFailed
 from mirbad.kernel.errors import InvalidRequest
 from tests.jobs.backup import shares
+from tests.jobs.backup.made import SECRET
 from tests.waiting import until
 
 pytestmark = pytest.mark.app
 
 ROOT = Path(errand.__file__).resolve().parents[3]
-SECRET = "canary-of-a-password"
 needs_mounts = pytest.mark.skipif(not shares.may_mount(), reason="needs root to mount")
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "backup.zip"
-    path.write_bytes(random.Random(5).randbytes(3_000_000))
-    return path
-
-
-@pytest.fixture
-def target(tmp_path):
-    path = tmp_path / "target"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def do(tmp_path, file):
-    """Do an errand."""
-    point = tmp_path / "point"
-    point.mkdir()
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-
-    def run(verb, settings: DestinationSettings, **more):
-        given = {"secret": SECRET, "mount_point": str(point), "file": str(file), "names": ("a.zip",), "sha256": digest}
-        seconds = more.pop("seconds", 60.0)
-        is_cancelled = more.pop("is_cancelled", lambda: False)
-        wanted = DestinationErrand(verb=verb, settings=settings, **{**given, **more})
-        errand.run(wanted, seconds=seconds, is_cancelled=is_cancelled)
-
-    return run
 
 
 def names(folder):
@@ -287,101 +251,6 @@ def test_without_the_right_to_mount_it_says_how_to_do_without(monkeypatch, tmp_p
     assert "/etc/fstab" in said
 
 
-@pytest.fixture(scope="module")
-def s3():
-    """moto's server in this process: a simulation of S3, spoken to by the real client over HTTP."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "k", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    client = boto3.client("s3", endpoint_url=url, **keys)
-    client.create_bucket(Bucket="mirbad")
-    yield S3Destination(endpoint=url, bucket="mirbad", prefix="a/b", access_key_id="k"), client
-    client.close()
-    server.stop()
-
-
-def keys_in(client):
-    return [one["Key"] for one in client.list_objects_v2(Bucket="mirbad").get("Contents", [])]
-
-
-def test_an_object_is_whole_and_a_repetition_changes_nothing(do, s3, file):
-    settings, client = s3
-    client.put_object(Bucket="mirbad", Key="a/b/.a.zip.part-dead", Body=b"of an upload that was interrupted")
-    do("put", settings)
-    do("put", settings)
-    assert keys_in(client) == ["a/b/a.zip"]
-    assert client.get_object(Bucket="mirbad", Key="a/b/a.zip")["Body"].read() == file.read_bytes()
-    with pytest.raises(BackupDestinationFailed, match="not replaced"):
-        do("put", settings, sha256="0" * 64)
-    do("try", settings)
-    assert keys_in(client) == ["a/b/a.zip"]
-    do("remove", settings)
-    do("remove", settings)
-    assert keys_in(client) == []
-
-
-def test_a_copy_that_reads_differently_does_not_stay(do, s3):
-    settings, client = s3
-    with pytest.raises(BackupDestinationFailed, match="reads differently"):
-        do("put", settings, sha256="0" * 64)
-    assert keys_in(client) == []
-
-
-def test_what_the_server_refuses_says_what_to_do(do, s3):
-    settings, _ = s3
-    with pytest.raises(BackupDestinationFailed, match=r"\(NoSuchBucket\). Create the bucket"):
-        do("try", settings.model_copy(update={"bucket": "another"}))
-    with pytest.raises(BackupDestinationFailed, match="Check endpoint and network"):
-        do("try", settings.model_copy(update={"endpoint": "http://127.0.0.1:9"}))
-
-
-def _listen(answer):
-    """Listen as a server that answers each request by `answer`; return it with the paths that were asked for."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def handle_one_request(self):
-            super().handle_one_request()
-
-        def _do(self):
-            asked.append((self.path, dict(self.headers)))
-            status, headers = answer
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _do  # noqa: N815 - the server's names
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server, asked
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_a_redirection_is_not_followed(do, status):
-    other, reached = _listen((200, {}))
-    place = f"http://127.0.0.1:{other.server_address[1]}/mirbad/x"
-    first, asked = _listen((status, {"Location": place, "x-amz-bucket-region": "eu-west-1"}))
-    settings = S3Destination(endpoint=f"http://127.0.0.1:{first.server_address[1]}", bucket="mirbad", access_key_id="k")
-    try:
-        with pytest.raises(BackupDestinationFailed):
-            do("try", settings)
-    finally:
-        for server in (first, other):
-            server.shutdown()
-            server.server_close()
-    assert asked
-    assert reached == []
-    assert SECRET not in str(asked)
-
-
 @pytest.mark.parametrize(
     ("kind", "values", "name"),
     [
@@ -404,3 +273,22 @@ def test_settings_that_cannot_be_are_refused_by_their_field(kind, values, name):
     with pytest.raises(InvalidRequest) as refused:
         parse(kind, values)
     assert [problem["field"] for problem in refused.value.problems] == [name]
+    assert refused.value.problems[0]["message"].startswith(("Enter ", "Remove "))
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "said"),
+    [
+        ({"bucket": "b" * 64, "accessKeyId": "k"}, "bucket", "3 to 63 lower-case letters"),
+        ({"bucket": "bbb", "accessKeyId": "k k"}, "accessKeyId", "without spaces"),
+        ({"bucket": "bbb", "accessKeyId": "k", "region": "a b"}, "region", "like us-east-1"),
+        ({"bucket": "bbb", "accessKeyId": "k", "prefix": "x" * 401}, "prefix", "a shorter value"),
+        ({"bucket": "bbb", "accessKeyId": "k", "host": "nas"}, "host", "no such setting. Remove it"),
+    ],
+)
+def test_a_refused_setting_says_what_to_enter(values, name, said):
+    with pytest.raises(InvalidRequest) as refused:
+        parse("s3", values)
+    (problem,) = refused.value.problems
+    assert problem["field"] == name
+    assert said in problem["message"]

@@ -9,65 +9,26 @@ from django.db import connection
 
 from audit.models import AuditLine
 from jobs import leases, ledger, worker
-from jobs.backup import making, sealed, storage, verification
-from jobs.backup.destinations import errand
+from jobs.backup import making, storage, verification
 from jobs.errors import BackupDestinationFailed
 from jobs.kinds import KINDS
-from jobs.loops import backups as loop
 from jobs.models import Backup, BackupDestination, Operation
 from jobs.requests import backup_destinations, backups, cancellation
 from jobs.requests.backup_destinations import DestinationInput
 from mirbad.accounts.errors import WeakPassword
 from mirbad.api.problems import Forbidden
-from mirbad.kernel import clock
 from mirbad.kernel.actor import Actor
 from mirbad.kernel.conf import settings
 from mirbad.kernel.errors import Conflict, InvalidRequest, NotFound
 from nodes.models import MasterIdentity
 from tests.jobs.backup.fleet import CANARY, PASSPHRASE, fill
+from tests.jobs.backup.made import files, good, made
 from tests.models_app.things import PERSON
 from tests.waiting import until
 
-pytestmark = [pytest.mark.app, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.app, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("data")]
 
 KEPT = "another passphrase of the schedule"
-
-
-@pytest.fixture(autouse=True)
-def data(monkeypatch, tmp_path):
-    """A data folder of its own, and keys that cost nothing."""
-    monkeypatch.setattr(sealed, "_MEMORY_KIB", 64)
-    own = settings().model_copy(update={"data": tmp_path / "data"})
-    monkeypatch.setattr(storage, "settings", lambda: own)
-    return own.data
-
-
-@pytest.fixture
-def target(tmp_path):
-    folder = tmp_path / "target"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Errands in this process: the work of a folder, without a process of its own."""
-    from jobs.backup.destinations.__main__ import _answer
-
-    def run(wanted, *, seconds=0.0, is_cancelled=lambda: False):
-        if problem := _answer(wanted).problem:
-            raise BackupDestinationFailed(problem)
-
-    monkeypatch.setattr(errand, "run", run)
-
-
-def made(target, **more):
-    values = {"name": "disk", "kind": "folder", "settings": {"path": str(target)}, **more}
-    return backup_destinations.create(DestinationInput(**values), PERSON)
-
-
-def files(folder):
-    return sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
 
 
 def test_a_backup_on_the_master_is_read_back_and_its_passphrase_forgotten(finish, data):
@@ -184,27 +145,10 @@ def test_one_that_stays_on_the_master_is_cancelled_until_it_is_done(data, finish
     assert files(data / "backups") == []
 
 
-def _good(destination, count):
-    now = clock.now()
-    found = []
-    for number in range(count):
-        name = f"mirbad-old-{number}.zip"
-        at = now - timedelta(days=count - number)
-        found.append(
-            Backup.objects.create(
-                name=name, operation_id_text="op", destination=destination, instance_id="x", with_secrets=True,
-                outcome="succeeded", made_at=at, finished_at=at, copied_at=at,
-            )
-        )  # fmt: skip
-        storage.folder()
-        storage.file_of(found[-1]).write_text("old")
-    return found
-
-
 def test_the_retention_deletes_what_this_master_made_and_nothing_else(quick, finish, data, target):
     fill()
     destination = made(target, keep_count=2)
-    for row in _good(destination, 4):
+    for row in good(destination, 4):
         (target / row.name).write_text("old")
     (target / "mirbad-19990101T000000Z-abcdef.zip").write_text("of another master")
     finish(backups.request(PERSON, passphrase=PASSPHRASE, destination_id=destination.pk).pk)
@@ -217,7 +161,7 @@ def test_the_retention_deletes_what_this_master_made_and_nothing_else(quick, fin
 def test_a_backup_that_failed_lets_no_good_one_go(quick, finish, target, monkeypatch):
     fill()
     destination = made(target, keep_count=1, keep_days=1)
-    for row in _good(destination, 2):
+    for row in good(destination, 2):
         (target / row.name).write_text("old")
 
     def broken(*_):
@@ -231,7 +175,7 @@ def test_a_backup_that_failed_lets_no_good_one_go(quick, finish, target, monkeyp
 def test_a_fenced_master_makes_backups_and_deletes_none(quick, finish, target):
     fill()
     destination = made(target, keep_count=1)
-    for row in _good(destination, 3):
+    for row in good(destination, 3):
         (target / row.name).write_text("old")
     MasterIdentity.objects.update(fenced_reason="another master took over")
     finish(backups.request(PERSON, passphrase=PASSPHRASE, destination_id=destination.pk).pk)
@@ -275,74 +219,6 @@ def test_an_open_backup_is_not_deleted_but_cancelled(target):
         backups.delete(Backup.objects.get().pk, PERSON)
     with pytest.raises(Conflict, match="Wait for its end"):
         backup_destinations.delete(destination.pk, PERSON)
-
-
-# -- the schedule ------------------------------------------------------------------------------------------------------
-
-
-def test_a_slot_starts_one_backup_however_many_look(quick, finish, pass_time, target):
-    fill()
-    made(target, schedule="0 * * * *", passphrase=KEPT)
-    assert loop.start_due_once() == 0
-    pass_time(3600)
-    row = BackupDestination.objects.get()
-    assert [loop._start(row), loop._start(row), loop.start_due_once()] == [True, False, 0]
-    operation = Operation.objects.get(kind="backup")
-    assert operation.actor == "system:backup"
-    assert finish(operation.pk).outcome == "succeeded"
-    one = Backup.objects.get()
-    assert (one.scheduled, one.with_secrets) == (True, True)
-    assert verification.verify(target / one.name, KEPT).has_secrets
-    pass_time(10 * 3600)
-    assert [loop.start_due_once(), loop.start_due_once()] == [1, 0], "missed slots are made up by one"
-
-
-def test_a_slot_waits_for_the_backup_that_is_being_made(quick, finish, pass_time, target):
-    fill()
-    destination = made(target, schedule="0 * * * *")
-    operation = backups.request(PERSON, passphrase=PASSPHRASE, destination_id=destination.pk)
-    pass_time(3600)
-    assert loop.start_due_once() == 0
-    finish(operation.pk)
-    assert loop.start_due_once() == 1
-    assert not Backup.objects.first().with_secrets, "no passphrase is kept, so no secrets"
-
-
-def test_a_fenced_master_starts_none(pass_time, target):
-    fill()
-    made(target, schedule="0 * * * *")
-    pass_time(3600)
-    MasterIdentity.objects.update(fenced_reason="another master took over")
-    assert loop.start_due_once() == 0
-
-
-def test_a_passphrase_that_does_not_open_is_a_failed_backup_once(pass_time, target):
-    fill()
-    made(target, schedule="0 * * * *", passphrase=KEPT)
-    BackupDestination.objects.update(passphrase_sealed=b"sealed under another key, as after a lost one")
-    pass_time(3600)
-    assert [loop.start_due_once(), loop.start_due_once()] == [0, 0]
-    row = Backup.objects.get()
-    assert (row.outcome, row.error["code"]) == ("failed", "seal_broken")
-
-
-def test_a_backup_whose_operation_is_gone_is_ended_and_its_passphrase_forgotten():
-    fill()
-    operation = backups.request(PERSON, passphrase=PASSPHRASE)
-    assert loop.forget_passphrases_once() == 0
-    ledger.abandon(operation, "Ended by another version.")
-    assert loop.forget_passphrases_once() == 1
-    row = Backup.objects.get()
-    assert (row.outcome, row.passphrase_sealed) == ("failed", None)
-
-
-def test_failed_ones_do_not_fill_the_disk(data, target):
-    fill()
-    for row in _good(made(target), loop.FAILED_KEPT + 5):
-        Backup.objects.filter(pk=row.pk).update(outcome="failed")
-    assert [loop.forget_failed_once(), loop.forget_failed_once()] == [5, 0]
-    assert len(files(data / "backups")) == Backup.objects.count() == loop.FAILED_KEPT
-    assert not Backup.objects.filter(name="mirbad-old-0.zip").exists()
 
 
 # -- destinations ------------------------------------------------------------------------------------------------------
